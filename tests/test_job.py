@@ -155,6 +155,23 @@ def test_an_output_directory_that_holds_something_is_refused_untouched(finished,
     assert (tmp_path / "empty" / "summary.json").exists()
 
 
+def test_a_finished_run_is_opened_only_for_the_same_data_and_recipe(finished):
+    x, given, clean = cloud()
+    same = {
+        "out": finished.path, "resume": True, "test": (x, clean), "clean_labels": clean, "epochs": 30, "seed": 1,
+        "classes": ["left", "right", "top"], "method": "pencil",
+        "settings": {"training.batch_size": 16, "method.step": 4.0},
+    }  # fmt: skip
+    assert pencil.fit("mlp", (x, given), **same).labels.equals(finished.labels)
+    with pytest.raises(
+        DataError, match=r"is a finished run on other data: .*; choose another directory with out=\.\.\."
+    ):
+        pencil.fit("mlp", (x, given[::-1].copy()), **same)
+    different = r"was started with a different recipe; choose another directory with out=.*\n  seed is 5; expected 1"
+    with pytest.raises(RecipeError, match=different):
+        pencil.fit("mlp", (x, given), **(same | {"seed": 5}))
+
+
 def never(*_, **__):
     raise AssertionError("the directory is refused before that")
 

@@ -30,18 +30,47 @@ def on_command_line() -> Iterator[None]:
         _callers.pop()
 
 
+_fixed = [False]
+"""Stack of whether the settings are those of a finished run."""
+
+
+@contextmanager
+def settings_fixed() -> Iterator[None]:
+    """Phrase remedies for data that a trained network is to read: the data can be changed, but not the settings."""
+    _fixed.append(True)
+    try:
+        yield
+    finally:
+        _fixed.pop()
+
+
+def can_set() -> bool:
+    """Return whether the remedy may be a setting."""
+    return not _fixed[-1]
+
+
+def on_cli() -> bool:
+    """Return whether messages are shown on the command line."""
+    return _callers[-1] == "command line"
+
+
 def setting(key: str, value: Any) -> str:
     """Return what the caller writes to set a key of the recipe, ready to paste; names in capitals are placeholders.
 
     On the command line this is ``--set data.bad_rows=skip``, in Python an argument of :func:`pencil.fit`:
     ``settings={"data.bad_rows": "skip"}``, or ``label="NAME"`` where there is an argument for the key.
     """
-    if _callers[-1] == "command line":
+    if on_cli():
         text = value if isinstance(value, str) else json.dumps(value)
         return f"--set {shlex.quote(f'{key}={text}')}"
     if key in ARGUMENTS:
         return f"{ARGUMENTS[key]}={_literal(value)}"
     return f"settings={{{_literal(key)}: {_literal(value)}}}"
+
+
+def argument(name: str) -> str:
+    """Return how the caller writes an argument: ``--out`` on the command line, ``out=...`` in Python."""
+    return f"--{name}" if on_cli() else f"{name}=..."
 
 
 def _literal(value: Any) -> str:

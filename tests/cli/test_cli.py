@@ -97,6 +97,10 @@ def test_check_trains_nothing_and_says_the_plan(home):
     [
         ("train digitz", "did you mean 'digits'?"),
         ("train mine.npz --out runs/mine", "is not empty"),
+        (
+            "train digits --out runs/mine --resume",
+            "runs/mine was started with a different recipe; choose another directory",
+        ),
         ("train digits --set training.batch_siz=3 --set sede=1", "did you mean 'training.batch_size'?"),
         ("train digits --set training.batch_size=many", "training.batch_size"),
         ("train digits --method pensil", "no method 'pensil'"),
@@ -107,6 +111,8 @@ def test_check_trains_nothing_and_says_the_plan(home):
         ("evaluate runs/mine --epoch first", "expected last or best"),
         ("labels runs/mine --format xml", "expected csv, jsonl, parquet"),
         ("labels runs/mine --format parquet", "name a file with --out"),
+        ("labels runs/mine --out labels.xlsx", "expected a .csv, .jsonl or .parquet file"),
+        ("labels runs/mine --format csv --out labels.parquet", "expected a .csv file"),
         ("predict runs/mine nowhere.npy", "cannot read"),
     ],
 )

@@ -68,7 +68,9 @@ def test_predict_takes_new_levels_and_missing_cells(home):
     again = list(csv.DictReader(io.StringIO(pencil("predict", "runs/mine", "new.csv", cwd=home).stdout)))
     assert again == rows
     write(home / "less.csv", 3, 1, label=False, leave_out=("age", "note"))
-    assert "has no column 'age', 'note'; it has" in pencil("predict", "runs/mine", "less.csv", cwd=home, code=2).stderr
+    missing = pencil("predict", "runs/mine", "less.csv", cwd=home, code=2).stderr
+    assert "has no column 'age', 'note'; it has" in missing
+    assert "add what is missing to the table" in missing and "--set" not in missing  # which predict does not have
 
 
 def test_evaluate_and_the_rest_of_the_commands(home):

@@ -23,6 +23,7 @@ def test_a_good_run_is_reliable_and_says_why():
     ("change", "level", "reason"),
     [
         ({"knows": False}, DO_NOT_USE, "no better than chance"),
+        ({"knows": False, "held_out_rows": 0}, DO_NOT_USE, "predicts its labels no better than chance"),
         ({"gain": Gain(-0.01, -0.05, 0.02)}, DO_NOT_USE, "expected to make labels worse: -1.0 points"),
         ({"gain": Gain(0.03, -0.01, 0.05)}, DOUBTFUL, "may make labels worse: +3.0 points"),
         (
@@ -43,6 +44,11 @@ def test_a_good_run_is_reliable_and_says_why():
 def test_each_fact_decides(change, level, reason):
     found = decide(replace(GOOD, **change))
     assert found.level == level and any(reason in one for one in found.reasons), found
+
+
+def test_a_refusal_does_not_also_doubt_what_it_refuses():
+    found = decide(replace(GOOD, train_agreement=0.99, gain=Gain(0.0, 0.0, 0.0)))
+    assert found.level == DO_NOT_USE and len(found.reasons) == 1
 
 
 def test_the_gain_is_the_expected_number_of_repaired_minus_broken_labels():

@@ -420,7 +420,7 @@ def test_a_tie_is_no_wrong_label():
     trainer = Trainer(mlp(24, 4, width=128), splits, Auto(lr=0.05), settings, seed=1)
     outcome = trainer.run()
     assert len(trainer.held_out()[0]) == 200
-    assert any("every label set to its posterior" in choice for choice in outcome.findings["choices"])
+    assert any("every label judged by its training dynamics" in choice for choice in outcome.findings["choices"])
     assert outcome.judgement.noise.rate < 0.005
 
 

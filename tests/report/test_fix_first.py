@@ -82,6 +82,10 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
     assert "within the interval of the estimate." in words[0.4]
     assert "some changes are probably wrong" in words[0.5]
     assert explain_difference(noisy().summary, 0.5) == ""
+    refused = noisy(
+        findings={"noise_rate": RATE}, verdict={"level": "do not use the corrections", "reasons": []}
+    ).summary
+    assert "because of the verdict all labels are as given" in explain_difference(refused, 0.0)
     assert "unknown" in page(noisy(), tmp_path)[0].text
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pencil
-from pencil.errors import RunError
+from pencil.errors import RunError, on_command_line
 from pencil.report import write_report
 from pencil.runs.directory import DamagedError, RunReader, RunWriter
 from pencil.runs.layout import FORMAT, is_empty, is_run, is_unfinished, unfinished_path
@@ -171,7 +171,12 @@ def test_the_writer_continues_where_a_checkpoint_was(tmp_path, run):
         for epoch in (1, 2, 3):
             writer.append_metrics({"epoch": epoch})
         assert writer.environment == {"format": FORMAT, "pencil": "x"}
-    with pytest.raises(RunError, match=r"is not empty; expected a new or empty directory; resume with `pencil resume"):
+    with pytest.raises(RunError, match=r"is not empty; expected a new or empty directory; resume with resume=True, or"):
+        RunWriter(path)
+    with (
+        on_command_line(),
+        pytest.raises(RunError, match=r"resume with `pencil resume .*, or choose another with --out"),
+    ):
         RunWriter(path)
     with RunWriter(path, resume=True) as writer:
         assert writer.environment == {"format": FORMAT, "pencil": "x"}

@@ -190,7 +190,11 @@ def _covered(summary: Result) -> float | None:
 
 def _verdicts(done: Seeds) -> str | None:
     found: list[dict[str, str]] = [summary["verdict"] for summary in done.values() if "verdict" in summary]
-    return ", ".join(verdict["level"].split()[0] for verdict in found) if len(found) == len(done) else None
+    return (
+        ", ".join(verdict["level"].removesuffix(" the corrections") for verdict in found)
+        if len(found) == len(done)
+        else None
+    )
 
 
 VIEWS = (

@@ -26,14 +26,18 @@ def evaluate(
     from pencil.cli.show import say, table
     from pencil.data.prepare import choose_test
     from pencil.data.read import load, read_like
-    from pencil.errors import DataError
+    from pencil.errors import DataError, settings_fixed
     from pencil.runs.run import open_run
     from pencil.training.metrics import per_class_scores
 
     opened = open_run(run, epoch=epoch, trust=trust)
     cut = pick_threshold(threshold, opened.multilabel)
     settings = opened.recipe.data
-    splits = read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings, local=not trust)
+    if data:
+        with settings_fixed():
+            splits = read_like(data, settings, opened.classes, opened.multilabel)
+    else:
+        splits = load(settings, local=not trust)
     examples = splits.train if data and splits.test is None else splits.test
     if examples is not None and not data:
         examples = choose_test(settings, examples)  # the same rows as the run's own score

@@ -53,7 +53,10 @@ class _Wish:
 def labels(
     run: RunPath,
     format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write to a new file or folder instead of stdout.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write to a new file (.csv, .jsonl or .parquet) or folder instead of stdout."),
+    ] = None,
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Only rows whose label was changed.")] = False,
     suspects: Annotated[
         bool, typer.Option("--suspects", help="Only rows worth a look: the changed ones and further high issue scores.")
@@ -136,7 +139,7 @@ def labels(
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
     if not 0 <= min_confidence <= 1:
         raise RunError(f"--min-confidence is {min_confidence:g}; expected a probability from 0 to 1, such as 0.9.")
-    format = _format(format, as_json)
+    format = _format(format, as_json, out)
     wish = _Wish(
         format,
         out,
@@ -179,10 +182,21 @@ def labels(
         _save_labels(reader, chosen, wish, out)
 
 
-def _format(format: str | None, as_json: bool) -> str:
+def _format(format: str | None, as_json: bool, out: Path | None) -> str:
+    """Return the format: the one that was asked for, else the one that the name of the file ends in, else CSV."""
     if as_json and format not in (None, "jsonl"):
         raise RunError(f"--json means --format jsonl, but --format is {format!r}; remove one of them.")
-    return "jsonl" if as_json else format or "csv"
+    format = "jsonl" if as_json else format
+    ending = "" if out is None else out.suffix.lower()[1:]
+    if format is None and ending not in ("", "txt", *TEXT):
+        raise RunError(
+            f"--out is {out}; expected a .csv, .jsonl or .parquet file, or a --format ({', '.join(FORMATS)})."
+        )
+    if format in TEXT and ending in TEXT and format != ending:
+        raise RunError(
+            f"--format is {format} and --out is {out}; expected a .{format} file; remove --format, or rename it."
+        )
+    return format or (ending if ending in TEXT else "csv")
 
 
 def _refuse(wish: _Wish) -> None:

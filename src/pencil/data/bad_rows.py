@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pencil.errors import DataError, DataWarning, setting, warn
+from pencil.errors import DataError, DataWarning, can_set, setting, warn
 from pencil.terminal import agreed, counted
 
 OnBadRows = Literal["error", "skip"]
@@ -13,9 +13,11 @@ SHOWN = 5
 """Maximum number of bad rows that are named; the others are counted."""
 
 
-def skip_remedy(count: int = 2) -> str:
-    """Return how to skip bad rows, as the caller would write it; commands that only read a run do not accept it."""
-    return f"skip {agreed(count, 'it', 'them')} with {setting('data.bad_rows', 'skip')} when you check or train"
+def or_skip(count: int = 2) -> str:
+    """Return how to skip bad rows, as the caller would write it, after a comma; empty if it cannot be set."""
+    if not can_set():
+        return ""
+    return f", or skip {agreed(count, 'it', 'them')} with {setting('data.bad_rows', 'skip')} when you check or train"
 
 
 def first_few(texts: Sequence[str]) -> str:
@@ -57,16 +59,16 @@ class BadRows:
     def refuse(self, keys: np.ndarray | None = None, *, total: int | None = None, remedy: str | None = None) -> None:
         """Raise if there is a bad row; the message shows keys, and skipping as the remedy unless there is another."""
         if self._reasons:
-            remedy = skip_remedy(len(self)) if remedy is None else remedy
-            rest = f", or {remedy}" if remedy else ""
+            rest = or_skip(len(self)) if remedy is None else f", or {remedy}" if remedy else ""
             raise DataError(f"{self.describe(keys, total)}; fix {agreed(len(self), 'this row', 'these rows')}{rest}.")
 
     def settle(self, on_bad_rows: OnBadRows, keys: np.ndarray) -> np.ndarray | None:
         """Raise, or warn of skipped rows and return the numbers of the others; None if no row is bad."""
         if not self._reasons:
             return None
-        if on_bad_rows == "error" or len(self._reasons) == len(keys):
-            self.refuse(keys, total=len(keys))
+        none_left = len(self._reasons) == len(keys)
+        if on_bad_rows == "error" or none_left:
+            self.refuse(keys, total=len(keys), remedy="" if none_left else None)
         warn(self.describe_skipped(keys, len(keys)), DataWarning, stacklevel=3)
         return np.setdiff1d(np.arange(len(keys)), np.array(sorted(self._reasons)))
 

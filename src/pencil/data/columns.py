@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pencil.data.given.given_labels import shorten
 from pencil.data.roles import ROLES, Role
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, can_set, setting
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
 IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
@@ -140,7 +140,10 @@ def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
     """Raise if two columns have the same name."""
     repeated = next((name for name, count in Counter(names).items() if count > 1), None)
     if repeated is not None:
-        raise DataError(f"{where} has the column {repeated!r} more than once; expected it once; rename one of them.")
+        raise DataError(
+            f"{where} has the column {repeated!r} more than once; expected it once; rename one of them, or add a first "
+            "line with the names of the columns if there is none."
+        )
 
 
 def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
@@ -150,9 +153,9 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
     missing = {name: use for use, value in named for name in as_names(value) if name not in known}
     if missing:
         key = f"data.columns.{next(iter(missing.values()))}"
+        remedy = f"name another one with {setting(key, 'NAME')}, or add it" if can_set() else "add what is missing"
         error = UnknownColumnError(
-            f"{where} has no column {_list(list(missing))}; it has {_list(table.column_names)}; name another one with "
-            f"{setting(key, 'NAME')}, or add it to the table."
+            f"{where} has no column {_list(list(missing))}; it has {_list(table.column_names)}; {remedy} to the table."
         )
         error.names = tuple(missing)
         raise error
@@ -162,9 +165,10 @@ def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: 
     """Return the first column with a common name; ``what`` and the recipe ``keys`` describe it in the message."""
     found = usual_column(table, usual)
     if found is None:
+        remedy = f"name it with {' or '.join(setting(key, 'NAME') for key in keys)}"
         raise DataError(
             f"{where} has no {what} column with a common name ({', '.join(usual)}); it has "
-            f"{_list(table.column_names)}; name it with {' or '.join(setting(key, 'NAME') for key in keys)}."
+            f"{_list(table.column_names)}; {remedy if can_set() else 'add it, or rename it'}."
         )
     return found
 

@@ -23,7 +23,7 @@ from pencil.data.sources import arrays, folder, hugging_face_datasets, label_stu
 from pencil.data.sources.hugging_face_datasets import PREFIX
 from pencil.data.sources.regular_files import refuse_undecodable
 from pencil.data.unlabelled import set_apart
-from pencil.errors import DataError, DataWarning, warn
+from pencil.errors import DataError, DataWarning, settings_fixed, warn
 from pencil.terminal import agreed, counted
 
 
@@ -132,6 +132,10 @@ def _rows(source: str, settings: DataSettings, local: bool) -> Rows:
     form = _format_of(path)
     if form is not None and path.is_file():
         return form.read(path, settings)
+    if local and not path.exists():
+        raise DataError(
+            f"the data of this run is gone: {source!r} does not exist; put it back, or link to its new place."
+        )
     seen = "is neither" if path.exists() else "does not exist and is neither"
     raise DataError(
         f"{source!r} {seen} a dataset by name ({', '.join(DATASETS)}) nor {FORMS}; "
@@ -193,7 +197,8 @@ def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, 
     for path in paths:
         as_path(path)
     if len(paths) == 1:
-        rows = _new_rows(paths[0], settings)
+        with settings_fixed():
+            rows = _new_rows(paths[0], settings)
         return rows.inputs, rows.keys.tolist()
     names = list(dict.fromkeys(name for path in paths for name in _image_paths(path)))
     return ImageInputs(ImageFiles(Path(), as_keys(names), within=tuple(paths))), names

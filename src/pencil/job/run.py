@@ -82,8 +82,8 @@ def run_recipe(
     data, model, method
         Objects that replace the recipe's data, model and method.
     resume
-        Resume the run in ``out`` if there is one; the result is the same as without the interruption. A finished run is
-        opened.
+        Resume the run in ``out`` if there is one; the result is the same as without the interruption. A finished run of
+        the same recipe is opened.
     allow_changed
         Resume even if rows were added or removed; labels are matched by key.
     progress
@@ -104,6 +104,7 @@ def run_recipe(
         start = _on_first_rank(world, lambda: start_or_resume(_path(out, resumes), resumes, recipe.data, stack))
         if start.finished:
             assert start.path is not None
+            resuming.check_finished(start.path, recipe, data)
             return _open_finished(start.path, model, data, recipe.trust)
         first = world.rank == 0
         display = (*stack.enter_context(show_progress(progress if first else False)), *((Events(),) if first else ()))
@@ -119,7 +120,8 @@ def run_recipe(
                 _on_first_rank(world, lambda: start.claim(stack))
             if model is None:
                 gpu = device.type == "cuda"
-                trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, held_out_accuracy, gpu=gpu))
+                train = partial(held_out_accuracy, on_pause=partial(_stop_trial, request))
+                trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, train, gpu=gpu))
                 recipe = recipe if trial is None else trial.chosen(recipe)
                 quality = _on_first_rank(world, lambda: choose_quality(recipe, loaded, gpu=gpu))
                 recipe = recipe if quality is None else quality.chosen(recipe)
@@ -421,6 +423,11 @@ class _Features:
                 f"stopped by {self.request.signal} after the features of {done:,} of {total:,} rows; run the same "
                 "command to continue (from the beginning if data.cache keeps no features)."
             )
+
+
+def _stop_trial(request: StopRequest | None, _trainer: Trainer) -> None:
+    if request is not None and request.signal is not None:
+        raise Stopped(f"stopped by {request.signal} while networks were tried; nothing was trained yet.")
 
 
 def _conflicts(splits: Splits) -> dict[str, Tensor]:

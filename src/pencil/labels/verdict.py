@@ -87,14 +87,16 @@ def decide(facts: Facts) -> Verdict:
 
     Reasons do not repeat the noise rate: it is reported beside the verdict, and an audit replaces it.
     """
-    refusals, doubts = _refusals(facts), _doubts(facts)
+    refusals = _refusals(facts)
+    doubts = [*_doubts(facts), *([] if refusals else _risks(facts))]
     level = DO_NOT_USE if refusals else DOUBTFUL if doubts else RELIABLE
     return Verdict(level, (*refusals, *doubts) or (_praise(facts),))
 
 
 def _refusals(facts: Facts) -> list[str]:
     if not facts.knows:
-        return ["the network predicts held-out labels no better than chance, so it cannot judge labels"]
+        predicted = "held-out labels" if facts.held_out_rows else "its labels"
+        return [f"the network predicts {predicted} no better than chance, so it cannot judge labels"]
     found = []
     if _has_memorised(facts):
         found.append(
@@ -124,12 +126,17 @@ def _doubts(facts: Facts) -> list[str]:
     if facts.epochs < FEW_EPOCHS:
         epochs = counted(facts.epochs, "epoch")
         found.append(f"training ran for only {epochs} (expected at least {FEW_EPOCHS})")
-    if facts.changed and facts.gain.low <= 0 and facts.gain.estimate >= -HARM:
-        found.append(f"the corrections may make labels worse: {_words(facts.gain)}")
     for names, what in ((facts.halved_classes, "lost more than half of its rows"),
                         (facts.kept_classes, "was not learned, and its rows are left as given")):  # fmt: skip
         found += [f"the class {name!r} {what}" for name in names]
     return found
+
+
+def _risks(facts: Facts) -> list[str]:
+    """Return why the corrections may do harm; without corrections to use there is no such risk."""
+    if facts.changed and facts.gain.low <= 0:
+        return [f"the corrections may make labels worse: {_words(facts.gain)}"]
+    return []
 
 
 def _praise(facts: Facts) -> str:

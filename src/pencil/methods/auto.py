@@ -257,7 +257,7 @@ class Auto(Method):
         self._fit_trust(held_out or (logits_read.cpu(), given_read.cpu()), self.form.agreement(logits_read, given_read))
         self._write_labels(lambda rows: self._posterior(logits[rows].nan_to_num(0.0), given[rows]))
         name, value = next(iter(self.form.calibration(noise).items()))
-        self._note(f"network calibrated with {name} {value:.2f}; every label set to its posterior")
+        self._note(f"network calibrated with {name} {value:.2f}")
 
     def _posterior(self, logits: Tensor, given_labels: Tensor) -> Tensor:
         """The label logits of the posterior, under the current noise model."""
@@ -403,7 +403,7 @@ class Auto(Method):
         self.relabel(context)
 
     def _end_in_backbone(self, context: Context) -> None:
-        """The budget ended in the backbone phase: relabel if the network has learned anything."""
+        """Training ended in the backbone phase: relabel if the network has learned anything."""
         state, held_out = self.state, context.held_out()
         if held_out is not None and state.best_logits is None:
             message = "held-out labels were never predicted better than chance"
@@ -411,7 +411,9 @@ class Auto(Method):
             if state.done > self.patience and len(held_out[1]) >= ENOUGH_HELD_OUT:
                 warn(message, MethodWarning, stacklevel=2)
         else:
-            self._note(f"budget ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}")
+            self._note(
+                f"training ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}"
+            )
             self.relabel(context)
         self._settle(context)
 
@@ -427,7 +429,7 @@ class Auto(Method):
             lambda rows: self.form.as_logits(judgement.posterior(rows.cpu()).to(given.device), given[rows])
         )
         self.state.noise = self.form.noise_of(judgement)
-        found = "set to its posterior given the training dynamics" if judgement.knows else "left as given"
+        found = "judged by its training dynamics" if judgement.knows else "left as given"
         self._note(f"every label {found}")
 
     def _another_round_helps(self, context: Context) -> bool:

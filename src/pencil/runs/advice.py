@@ -26,6 +26,8 @@ def explain_difference(summary: Summary, changed: float) -> str:
     if rate is None or abs(changed - rate.estimate) < SAME:
         return ""
     both = f"{percent(changed)} of the labels changed, and an estimated {percent(rate.estimate)} are wrong"
+    if summary.verdict is not None and summary.verdict.level == "do not use the corrections" and not changed:
+        return f"{both}: because of the verdict all labels are as given. Look for the wrong ones among the suspects."
     if changed < rate.estimate:
         return (
             f"{both}: a label changes only if {summary.data.wording.change}, so wrong labels may remain. Look for "

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from pencil.errors import PencilWarning, RecipeError, RunError, reason_of, warn
+from pencil.errors import PencilWarning, RecipeError, RunError, argument, on_cli, reason_of, warn
 from pencil.files import (
     digest,
     make_folder,
@@ -338,8 +338,14 @@ class RunWriter:
 
     def _check_empty(self) -> None:
         if not self.resume and not is_empty(self.path):
-            hint = f"; resume with `pencil resume {self.path}`, or choose" if is_unfinished(self.path) else "; choose"
-            raise RunError(f"{self.path} is not empty; expected a new or empty directory{hint} another with --out.")
+            resume = f"`pencil resume {self.path}`" if on_cli() else "resume=True"
+            hint = (
+                f"resume with {resume}, or " if is_unfinished(self.path) or (is_run(self.path) and not on_cli()) else ""
+            )
+            raise RunError(
+                f"{self.path} is not empty; expected a new or empty directory; {hint}choose another with "
+                f"{argument('out')}."
+            )
 
     def __exit__(self, *_: object) -> None:
         self._lock.__exit__()

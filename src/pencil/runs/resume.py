@@ -13,12 +13,12 @@ from pencil.data.columns import as_names
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
 from pencil.data.roles import ROLES
-from pencil.errors import DataError, DataWarning, PencilError, PencilWarning, RecipeError, RunError, warn
+from pencil.errors import DataError, DataWarning, PencilError, PencilWarning, RecipeError, RunError, argument, warn
 from pencil.labels.protocol import Labels
 from pencil.methods.base import Method
 from pencil.methods.state import state_tree
 from pencil.models.probe import FAULTS, first_line
-from pencil.recipe import Recipe
+from pencil.recipe import DEFAULT_METHOD, Recipe
 from pencil.recipe.trees import flatten
 from pencil.runs.checkpoints import Checkpoint
 from pencil.runs.directory import RunReader
@@ -82,10 +82,35 @@ def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
         and not (key in COMPLETED_KEYS and set(as_names(now.get(key))) <= set(as_names(before.get(key))))
     ]
     if different:
-        lines = "".join(f"\n  {key} is {now.get(key)!r}; expected {before.get(key)!r}" for key in different)
+        lines = "".join(f"\n  {key} is {_value(now.get(key))}; expected {_value(before.get(key))}" for key in different)
         raise RecipeError(
-            f"{path} was started with a different recipe; remove --resume, or use the same recipe:{lines}"
+            f"{path} was started with a different recipe; choose another directory with {argument('out')}, or use the "
+            f"same recipe:{lines}"
         )
+
+
+def check_finished(path: Path, expected: Recipe, data: Splits | None) -> None:
+    """Raise if the finished run has another recipe, or other rows or labels if ``data`` are passed.
+
+    Data that the recipe names are not loaded, and so a method that was chosen for them is not compared.
+    """
+    reader = RunReader(path)
+    stored = with_free_keys(reader.recipe(with_method=True, trust=expected.trust), expected)
+    if expected.method["name"] == DEFAULT_METHOD != stored.method["name"]:
+        expected = expected.model_copy(update={"method": stored.method})
+    check_same_recipe(path, stored, expected)
+    if data is not None:
+        before, now = reader.fingerprints, _fingerprints(data, stored)
+        different = [name for name in now if before.get(name) != now[name]]
+        if different:
+            raise DataError(
+                f"{path} is a finished run on other data: {' and '.join(different)} differ; choose another directory "
+                f"with {argument('out')}."
+            )
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def _is_under(key: str, sections: tuple[str, ...]) -> bool:

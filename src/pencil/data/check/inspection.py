@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pencil.data.bad_rows import skip_remedy
+from pencil.data.bad_rows import or_skip
 from pencil.data.check.duplicates import (
     MIN_FEATURES,
     MOST_ROWS,
@@ -276,7 +276,7 @@ def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list
     if len(inspection.unreadable) == inspection.rows or (inspection.unreadable and settings.bad_rows == "error"):
         found.append(
             f"{len(inspection.unreadable):,} of {inspection.rows:,} {split} images cannot be read: "
-            f"{list_faults(inspection.unreadable)}; expected images; fix or remove them, or {skip_remedy()}."
+            f"{list_faults(inspection.unreadable)}; expected images; fix or remove them{or_skip()}."
         )
     if sizes is not None and settings.resize == "none" and sizes.fraction < 1:
         found.append(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.bad_rows import OnBadRows, skip_remedy
+from pencil.data.bad_rows import OnBadRows, or_skip
 from pencil.data.inputs.augment import Draws, View
 from pencil.data.inputs.base import (
     DIGEST,
@@ -289,7 +289,7 @@ class ImageInputs(Inputs):
         listed = list_faults([found[row] for row in sorted(found)])
         return DataError(
             f"{'' if complete else 'at least '}{len(found):,} of {len(self):,} images cannot be read: {listed}; "
-            f"expected images; fix or remove them, or {skip_remedy()}."
+            f"expected images; fix or remove them{or_skip()}."
         )
 
     def fault_of(self, row: int) -> str | None:

@@ -22,7 +22,7 @@ from pencil.data.rows import Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.arrays import as_dense, as_input_tensor, is_sparse
 from pencil.data.sources.table import rows_of_table
-from pencil.errors import DataError
+from pencil.errors import DataError, settings_fixed
 
 WHERE = "the table"
 INDEX_REMEDY = "call reset_index(drop=True) to count the rows"
@@ -244,4 +244,5 @@ def as_new_inputs(x: Any, settings: DataSettings) -> Inputs:
     if not is_frame(x) or not (columns.encoded or columns.path or columns.image):
         return TensorInputs(as_input_tensor(x))
     needed = settings.model_copy(update={"columns": columns.model_copy(update={"key": None})})
-    return rows_of_table(as_table(x), needed, BadRows(WHERE), new=True).inputs
+    with settings_fixed():
+        return rows_of_table(as_table(x), needed, BadRows(WHERE), new=True).inputs

@@ -182,7 +182,8 @@ def _take(item: Any, position: int, keys: tuple[str, ...], what: str) -> Any:
     if isinstance(item, Sequence) and not isinstance(item, str) and len(item) >= 2:
         return item[position]
     raise DataError(
-        f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict; change what __getitem__ returns."
+        f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict; pass arrays as "
+        "(x, y), or change what __getitem__ returns."
     )
 
 
