@@ -43,7 +43,7 @@ def figures(run: RunData) -> dict[str, Any]:
         if rate is None
         else "{:.1f} ({:.1f} to {:.1f})".format(*(100 * one for one in (rate.estimate, rate.low, rate.high))),
         "verdict": summary.verdict.level if summary.verdict else None,
-        # the median, because whatever else the machine did in a few of the epochs would count
+        # the median epoch, so that other load during a few epochs does not count
         "minutes": len(run.metrics) * statistics.median(record["seconds"] for record in run.metrics) / 60,
         "curves": {name: [record.get(name) for record in run.metrics] for name in CURVES},
     }

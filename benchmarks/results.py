@@ -233,7 +233,7 @@ def show_list(names: list[str], site: Path, data: Path | None) -> None:
     for name in names:
         one = experiments()[name]
         state = "not measured" if name not in found else f"commit {found[name]['commit']}"
-        same = name in found and found[name]["code"] == now
+        same = name in found and measured_as(found[name]["code"]) == now
         state += ", up to date" if same and up_to_date(name, found[name], data) else ""
         state += ", incomplete" if name in found and not found[name]["complete"] else ""
         missing = missing_files(one, data)
@@ -245,7 +245,9 @@ def show_list(names: list[str], site: Path, data: Path | None) -> None:
 def measure(names: list[str], options: argparse.Namespace) -> bool:
     """Run the experiments that are not up to date and write their pages; return whether all succeeded."""
     found, now, passed = read_figures(options.site), code(), True
-    known = [name for name, one in found.items() if one["code"] == now and up_to_date(name, one, options.data)]
+    known = [
+        name for name, one in found.items() if measured_as(one["code"]) == now and up_to_date(name, one, options.data)
+    ]
     todo = [name for name in names if options.fresh or options.miniature or name not in known]
     print(f"{len(todo)} of {len(names)} experiments to run", end="")
     print(f": about {sum(experiments()[name]['minutes'] for name in todo)} minutes on two cores" if todo else "")

@@ -1,6 +1,6 @@
 """Does src/pencil compute the same as at an earlier commit? If so, figures of that commit are figures of this one.
 
-    python benchmarks/same_figures.py COMMIT "a word on what changed"
+    python benchmarks/same_figures.py COMMIT "what changed, in a few words"
 
 Trains short recipes with both trees, one after the other, and compares metrics, labels and label probabilities. If they
 agree, the pair of trees is written to ``same_figures.toml``, which ``results.py`` reads.
@@ -22,6 +22,8 @@ from results import SAME_FIGURES, git, measured_as
 
 EPOCHS, SEED = 12, 3
 RECIPES = (
+    "wine",
+    "canvases-clean --set data.rows=300",  # multi-label
     "digits-symmetric-50",  # pencil
     "digits-symmetric-50-auto",
     "digits-symmetric-50-auto --set model.name=mlp --set method.lr=0.05 --set method.max_backbone=0.5",
@@ -31,22 +33,24 @@ TOLERANCE = 1e-6
 """Of probabilities: another order of the same operations rounds differently."""
 
 
-def train(source: Path, recipe: str, out: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+def train(source: Path, recipe: str, out: Path) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
     """Return metrics without times, and the label table, of a recipe trained with a source tree."""
     command = [sys.executable, "-m", "pencil", "train", *recipe.split()]
     command += ["--epochs", str(EPOCHS), "--seed", str(SEED), "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     table = pq.read_table(out / "labels.parquet")
-    columns = {name: np.array(table[name].to_pylist()) for name in ("key", "corrected", "issue_score", "distribution")}
+    columns = {name: table[name].to_pylist() for name in ("key", "corrected", "issue_score", "distribution")}
     return [{key: value for key, value in one.items() if key != "seconds"} for one in metrics], columns
 
 
 def agree(one: Any, other: Any) -> bool:
     """Return whether both runs agree: exactly, and within a tolerance in probabilities and scores."""
     (metrics, columns), (other_metrics, other_columns) = one, other
-    exact = all(np.array_equal(columns[name], other_columns[name]) for name in ("key", "corrected"))
+    exact = all(columns[name] == other_columns[name] for name in ("key", "corrected"))
     close = (
         np.allclose(columns[name], other_columns[name], rtol=0, atol=TOLERANCE)
         for name in ("issue_score", "distribution")
@@ -92,7 +96,7 @@ def main() -> None:
             if not agree(*runs):
                 sys.exit("the figures are not the same; measure them again")
     with SAME_FIGURES.open("a", encoding="utf-8") as file:
-        file.write(f'\n# {options.why}\n"{now}" = "{then}"\n')
+        file.write(f'\n# {options.why}\n"{measured_as(now)}" = "{then}"\n')
 
 
 if __name__ == "__main__":

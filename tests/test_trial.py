@@ -5,6 +5,7 @@ import pytest
 
 from pencil import recipe
 from pencil.data import Splits, from_arrays
+from pencil.errors import Stopped
 from pencil.job import run_recipe
 from pencil.job.assembly import held_out_accuracy
 from pencil.job.network import CNN, HEAD, Trial, try_networks
@@ -48,6 +49,12 @@ def test_the_head_needs_a_lead():
 )
 def test_no_trial_where_there_is_no_choice(data, sections):
     assert try_networks(chosen(**sections), Splits(from_arrays(*data)), held_out_accuracy) is None
+
+
+def test_a_signal_stops_the_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr("pencil.job.run.StopRequest.__enter__", lambda self: setattr(self, "signal", "SIGINT") or self)
+    with pytest.raises(Stopped, match=r"stopped by SIGINT while networks were tried; .* run the same command again"):
+        run_recipe(chosen(), tmp_path / "run", data=Splits(from_arrays(*images())))
 
 
 def test_the_choice_is_trained_and_kept(tmp_path, monkeypatch):

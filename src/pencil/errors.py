@@ -36,7 +36,7 @@ _fixed = [False]
 
 @contextmanager
 def settings_fixed() -> Iterator[None]:
-    """Phrase remedies for data that a trained network is to read: the data can be changed, but not the settings."""
+    """Phrase remedies for data passed to a trained network: the data can be changed, but not the settings."""
     _fixed.append(True)
     try:
         yield

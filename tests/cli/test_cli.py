@@ -111,8 +111,8 @@ def test_check_trains_nothing_and_says_the_plan(home):
         ("evaluate runs/mine --epoch first", "expected last or best"),
         ("labels runs/mine --format xml", "expected csv, jsonl, parquet"),
         ("labels runs/mine --format parquet", "name a file with --out"),
-        ("labels runs/mine --out labels.xlsx", "expected a .csv, .jsonl or .parquet file"),
-        ("labels runs/mine --format csv --out labels.parquet", "expected a .csv file"),
+        ("labels runs/mine --out labels.xlsx", "expected a name that ends in .csv, .jsonl or .parquet"),
+        ("labels runs/mine --format csv --out labels.parquet", "expected a name that ends in .csv; remove --format"),
         ("predict runs/mine nowhere.npy", "cannot read"),
     ],
 )

@@ -172,7 +172,21 @@ def test_the_pull_that_holds_every_label(compatibility, limit, classes):
         for _ in range(3000):
             store.update(rows, certain, step=1.0, pull=pull, compatibility=compatibility)
         assert losses.is_held(pull, compatibility) == (store.probs().argmax().item() == 0) == (pull > limit)
-        assert pull < limit or store.evidence(pull).argmax().item() == 1
+        assert pull < limit or store.evidence(pull, compatibility=compatibility).argmax().item() == 1
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_the_published_fixed_point_read_without_the_anchor_is_the_prediction(classes):
+    """Also where the network is not certain, and where it agrees with the given label."""
+    given, rows = torch.tensor([0, 1]), torch.arange(2)
+    logits = torch.zeros(2, classes, **double)
+    logits[:, 1] = math.log(0.4 / 0.6 * (classes - 1))  # f is 0.4 for the second class, 0.6 for all others together
+    store = LabelStore(given, classes, scale=25.0, **double)  # the correction for labels that have not moved vanishes
+    for _ in range(6000):
+        store.update(rows, logits, step=0.3, pull=10.0, compatibility="published")
+    evidence = store.evidence(10.0, compatibility="published")
+    torch.testing.assert_close(evidence, logits.softmax(dim=1), rtol=0, atol=2e-3)
+    assert torch.equal(store.evidence(10.0, rows, "published"), evidence)
 
 
 def test_anchor_free_stays_on_the_simplex_before_the_labels_have_come_to_rest():

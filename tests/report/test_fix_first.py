@@ -85,7 +85,7 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
     refused = noisy(
         findings={"noise_rate": RATE}, verdict={"level": "do not use the corrections", "reasons": []}
     ).summary
-    assert "because of the verdict all labels are as given" in explain_difference(refused, 0.0)
+    assert "because of the verdict, all labels were left as given" in explain_difference(refused, 0.0)
     assert "unknown" in page(noisy(), tmp_path)[0].text
 
 

@@ -33,17 +33,16 @@ def evaluate(
     opened = open_run(run, epoch=epoch, trust=trust)
     cut = pick_threshold(threshold, opened.multilabel)
     settings = opened.recipe.data
-    if data:
-        with settings_fixed():
-            splits = read_like(data, settings, opened.classes, opened.multilabel)
-    else:
-        splits = load(settings, local=not trust)
-    examples = splits.train if data and splits.test is None else splits.test
-    if examples is not None and not data:
-        examples = choose_test(settings, examples)  # the same rows as the run's own score
-    if examples is None:
-        raise DataError(f"the data of {run} has no test set; pass labelled data with --data DATA.")
-    probs = opened.predict_inputs(examples.inputs, examples.rows, mirror=mirror)
+    with settings_fixed():
+        splits = (
+            read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings, local=not trust)
+        )
+        examples = splits.train if data and splits.test is None else splits.test
+        if examples is not None and not data:
+            examples = choose_test(settings, examples)  # the same rows as the run's own score
+        if examples is None:
+            raise DataError(f"the data of {run} has no test set; pass labelled data with --data DATA.")
+        probs = opened.predict_inputs(examples.inputs, examples.rows, mirror=mirror)
     found = per_class_scores(probs, examples, cut) | ({"mirror": True} if mirror else {})
     averaged = ", averaged with mirror images" if mirror else ""
     if as_json:

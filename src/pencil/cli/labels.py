@@ -139,7 +139,7 @@ def labels(
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
     if not 0 <= min_confidence <= 1:
         raise RunError(f"--min-confidence is {min_confidence:g}; expected a probability from 0 to 1, such as 0.9.")
-    format = _format(format, as_json, out)
+    format = _format(format, as_json, out, with_columns)
     wish = _Wish(
         format,
         out,
@@ -182,20 +182,20 @@ def labels(
         _save_labels(reader, chosen, wish, out)
 
 
-def _format(format: str | None, as_json: bool, out: Path | None) -> str:
+def _format(format: str | None, as_json: bool, out: Path | None, with_columns: bool) -> str:
     """Return the format: the one that was asked for, else the one that the name of the file ends in, else CSV."""
     if as_json and format not in (None, "jsonl"):
         raise RunError(f"--json means --format jsonl, but --format is {format!r}; remove one of them.")
     format = "jsonl" if as_json else format
     ending = "" if out is None else out.suffix.lower()[1:]
-    if format is None and ending not in ("", "txt", *TEXT):
+    if format is None and ending not in ("", "txt", *TEXT, *(["tsv"] if with_columns else [])):
         raise RunError(
-            f"--out is {out}; expected a .csv, .jsonl or .parquet file, or a --format ({', '.join(FORMATS)})."
+            f"--out is {out}; expected a name that ends in .csv, .jsonl or .parquet; rename it, or choose a --format "
+            f"({', '.join(FORMATS)})."
         )
     if format in TEXT and ending in TEXT and format != ending:
-        raise RunError(
-            f"--format is {format} and --out is {out}; expected a .{format} file; remove --format, or rename it."
-        )
+        asked = "--json" if as_json else "--format"
+        raise RunError(f"--out is {out}; expected a name that ends in .{format}; remove {asked}, or change the name.")
     return format or (ending if ending in TEXT else "csv")
 
 

@@ -14,7 +14,7 @@ SHOWN = 5
 
 
 def or_skip(count: int = 2) -> str:
-    """Return how to skip bad rows, as the caller would write it, after a comma; empty if it cannot be set."""
+    """Return the clause that says how to skip bad rows, with its comma; empty if the settings are fixed."""
     if not can_set():
         return ""
     return f", or skip {agreed(count, 'it', 'them')} with {setting('data.bad_rows', 'skip')} when you check or train"

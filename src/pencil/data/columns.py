@@ -140,10 +140,7 @@ def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
     """Raise if two columns have the same name."""
     repeated = next((name for name, count in Counter(names).items() if count > 1), None)
     if repeated is not None:
-        raise DataError(
-            f"{where} has the column {repeated!r} more than once; expected it once; rename one of them, or add a first "
-            "line with the names of the columns if there is none."
-        )
+        raise DataError(f"{where} has the column {repeated!r} more than once; expected it once; rename one of them.")
 
 
 def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
@@ -168,7 +165,7 @@ def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: 
         remedy = f"name it with {' or '.join(setting(key, 'NAME') for key in keys)}"
         raise DataError(
             f"{where} has no {what} column with a common name ({', '.join(usual)}); it has "
-            f"{_list(table.column_names)}; {remedy if can_set() else 'add it, or rename it'}."
+            f"{_list(table.column_names)}; {remedy if can_set() else 'add such a column, or rename one'}."
         )
     return found
 

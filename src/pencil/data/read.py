@@ -134,7 +134,7 @@ def _rows(source: str, settings: DataSettings, local: bool) -> Rows:
         return form.read(path, settings)
     if local and not path.exists():
         raise DataError(
-            f"the data of this run is gone: {source!r} does not exist; put it back, or link to its new place."
+            f"the data of this run is missing: {source!r} does not exist; restore it, or put a link to it there."
         )
     seen = "is neither" if path.exists() else "does not exist and is neither"
     raise DataError(

@@ -129,7 +129,8 @@ class PencilLabels:
 
     def probs(self) -> Tensor:
         """Return the label distributions, without the effect of a compatibility loss that lets no label change."""
-        return self.store.evidence(self.pull if is_held(self.pull, self.compatibility) else 0.0)
+        pull = self.pull if is_held(self.pull, self.compatibility) else 0.0
+        return self.store.evidence(pull, compatibility=self.compatibility)
 
     def corrected(self) -> Tensor:
         """Return the corrected label of every row: its most probable class."""

@@ -201,7 +201,10 @@ def _network_factory(chosen: Recipe, examples: Examples, first: nn.Module) -> Ma
     return make
 
 
-def held_out_accuracy(recipe: Recipe, loaded: Splits, on_pause: Callable[[Trainer], None] | None = None) -> float:
-    """Train a recipe for a trial, without a run directory; return the best accuracy on the held-out labels."""
-    records = assemble(recipe, loaded).with_features().trainer(on_pause=on_pause).run().records
+def held_out_accuracy(recipe: Recipe, loaded: Splits, pause: Callable[..., None] | None = None) -> float:
+    """Train a recipe for a trial, without a run directory; return the best accuracy on the held-out labels.
+
+    ``pause`` is called between two steps, and while features are computed; it may stop the trial.
+    """
+    records = assemble(recipe, loaded).with_features(report=pause).trainer(on_pause=pause).run().records
     return max(float(record["validation_accuracy"]) for record in records)

@@ -120,7 +120,7 @@ def run_recipe(
                 _on_first_rank(world, lambda: start.claim(stack))
             if model is None:
                 gpu = device.type == "cuda"
-                train = partial(held_out_accuracy, on_pause=partial(_stop_trial, request))
+                train = partial(held_out_accuracy, pause=partial(_stop_trial, request))
                 trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, train, gpu=gpu))
                 recipe = recipe if trial is None else trial.chosen(recipe)
                 quality = _on_first_rank(world, lambda: choose_quality(recipe, loaded, gpu=gpu))
@@ -425,9 +425,12 @@ class _Features:
             )
 
 
-def _stop_trial(request: StopRequest | None, _trainer: Trainer) -> None:
+def _stop_trial(request: StopRequest | None, *_progress: object) -> None:
     if request is not None and request.signal is not None:
-        raise Stopped(f"stopped by {request.signal} while networks were tried; nothing was trained yet.")
+        raise Stopped(
+            f"stopped by {request.signal} while networks were tried; nothing has been trained yet; run the same "
+            "command again."
+        )
 
 
 def _conflicts(splits: Splits) -> dict[str, Tensor]:

@@ -158,7 +158,7 @@ class TrainingDynamics(Dynamics):
 
 
 def _log_probs(logits: Tensor) -> Tensor:
-    """Return ``log softmax(logits)``; with fewer classes than fit a vector register, columns are six times as fast."""
+    """Return ``log softmax(logits)``; with few classes, working along columns is six times as fast."""
     if logits.shape[1] >= 16:
         return logits.log_softmax(dim=1)
     return logits.t().log_softmax(dim=0).t().contiguous()

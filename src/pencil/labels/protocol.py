@@ -4,6 +4,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from pencil.labels.losses import Compatibility
+
 HeldOut = tuple[Tensor, Tensor]
 """Logits and (noisy) given labels of held-out rows."""
 
@@ -65,8 +67,8 @@ class Labels(Protocol):
     def probs(self, rows: Tensor | None = None) -> Tensor:
         """Return the label distributions of all local rows, or of these local positions."""
 
-    def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
-        """Return :meth:`probs` without the effect of a printed compatibility loss of strength ``pull``."""
+    def evidence(self, pull: float, rows: Tensor | None = None, compatibility: Compatibility = "printed") -> Tensor:
+        """Return :meth:`probs` without the effect of a compatibility loss of strength ``pull``."""
 
     def mean(self, local_mean: Tensor) -> Tensor:
         """Return the mean over all rows of the training set, given the mean over the local rows."""

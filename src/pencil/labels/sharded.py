@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pencil.labels.losses import Compatibility
 from pencil.labels.protocol import Labels
 
 
@@ -151,8 +152,8 @@ class ShardedLabelStore:
     def probs(self, rows: Tensor | None = None) -> Tensor:
         return self.local.probs(rows)
 
-    def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
-        return self.local.evidence(pull, rows)
+    def evidence(self, pull: float, rows: Tensor | None = None, compatibility: Compatibility = "printed") -> Tensor:
+        return self.local.evidence(pull, rows, compatibility)
 
     def mean(self, local_mean: Tensor) -> Tensor:
         """Return the mean over all rows of the training set, given the mean over the local rows."""

@@ -82,6 +82,19 @@ def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tens
     return evidence.div_(evidence.sum(dim=1, keepdim=True))
 
 
+def published_anchor_free(label_probs: Tensor, initial_probs: Tensor, given_labels: Tensor, pull: float) -> Tensor:
+    """Return :func:`anchor_free` for the published compatibility loss: ``y_d`` plus its force, which is ``f`` at rest.
+
+    The force on the initial distribution is taken off, so that a label that has not moved is read as given.
+    """
+
+    def force(probs: Tensor) -> Tensor:
+        return label_gradient(probs, probs, given_labels, pull=pull, compatibility="published")
+
+    evidence = (label_probs + force(label_probs) - force(initial_probs)).clamp_(min=0)
+    return evidence.div_(evidence.sum(dim=1, keepdim=True))
+
+
 class LabelStore:
     """The label distributions of a training set, kept as fp32 logits (``y_tilde``), one row per example.
 
@@ -220,13 +233,16 @@ class LabelStore:
         """Return the label distributions of these rows (all rows by default)."""
         return self.to_probs(self.label_logits if rows is None else self[rows])
 
-    def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
-        """Return :meth:`probs` without the effect of a compatibility loss of strength ``pull``.
-
-        At rest this is exact for the printed loss, and for the published one if labels are close to one-hot.
-        """
+    def evidence(self, pull: float, rows: Tensor | None = None, compatibility: Compatibility = "printed") -> Tensor:
+        """Return :meth:`probs` without the effect of a compatibility loss of strength ``pull``."""
         probs = self.probs(rows)
-        return self._anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
+        if not pull:
+            return probs
+        initial_probs = self.to_probs(self.initial_logits(rows))
+        if compatibility == "published":
+            given_labels = self.given_labels if rows is None else self.given_labels.index_select(0, rows)
+            return published_anchor_free(probs, initial_probs, given_labels, pull)
+        return self._anchor_free(probs, initial_probs, pull)
 
     def _anchor_free(self, label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tensor:
         return anchor_free(label_probs, initial_probs, pull)

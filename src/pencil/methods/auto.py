@@ -87,8 +87,8 @@ class Auto(Method):
         held-out labels better than the round before.
     second_network
         Fraction of the epochs in which a newly initialised network is trained on the labels that the first one
-        corrected, which then stay fixed; 0 trains one network. It replaces correction and fine-tuning, and needs enough
-        epochs for both networks.
+        corrected, which then stay fixed; 0 trains one network. It replaces correction and fine-tuning, needs enough
+        epochs for both networks, and excludes ``rounds`` and ``anchored=False``.
     ema
         Evaluate and keep the moving average of the weights.
     dropout
@@ -130,10 +130,11 @@ class Auto(Method):
         anchored: bool = True,
         divergence: Literal["forward", "inverse"] = "forward",
     ):
-        if rounds > 1 and second_network:
+        if second_network and (rounds > 1 or not anchored):
+            other = "rounds" if rounds > 1 else "anchored = false"
             raise RecipeError(
-                "method.rounds and method.second_network are both set; remove one: labels move in rounds, but "
-                "stay fixed for a second network."
+                f"{other} and second_network are both set; expected one of them, because a second network trains on "
+                "labels that are judged once; remove one."
             )
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
         self.second_network = second_network
@@ -177,7 +178,9 @@ class Auto(Method):
 
     def _first_epochs(self) -> int:
         """The number of epochs of the first network, unless it ends its backbone phase earlier."""
-        return max(1, self.state.total - round(self.second_network * self.state.total))
+        if not self.second_network:
+            return self.state.total
+        return max(1, self.state.total - max(1, round(self.second_network * self.state.total)))
 
     def _backbone(self, epochs: int) -> Phase:
         lr = self._lr(0, self._first_epochs(), self.warmup)
@@ -388,8 +391,8 @@ class Auto(Method):
         state = self.state
         state.backbone_epochs = state.done
         if self.second_network:
-            self._note(f"a second network is trained on the corrected labels from epoch {state.done + 1} on")
-            self._settle(context) if self.anchored else self.relabel(context)
+            self._settle(context)
+            self._note(f"from epoch {state.done + 1}, a second network trains on these labels")
             return
         if context.held_out() is None:
             self._note(f"backbone phase ended after epoch {state.done}: no held-out rows to choose the epoch")
@@ -450,7 +453,7 @@ class Auto(Method):
         return True
 
     def _undo_if_worse(self, context: Context) -> None:
-        """At the end: return to the best network of the backbone phase if it predicts held-out labels better."""
+        """At the end: return to the network before this round (or the first) if it predicts held-out labels better."""
         state, held_out = self.state, context.held_out()
         if held_out is None or state.best_logits is None:
             return

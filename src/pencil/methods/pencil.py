@@ -115,7 +115,9 @@ class Pencil(Method):
         self.label_pull = defaults.pull if self.pull is None else self.pull
         if self.alpha is not None:
             self.label_pull = self.alpha * per_alpha
-        printed = self.compatibility == "printed"  # as published, entries of multi-label data change up to a pull of 3
+        printed = (
+            self.compatibility == "printed"
+        )  # published and multi-label: not before a pull of 3.2, never that high
         self._held = is_held(self.label_pull, self.compatibility) and (printed or not task.multilabel)
         if self._held:
             warn(
@@ -177,7 +179,7 @@ class Pencil(Method):
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """The label distributions; without the compatibility term if it is so strong that no label could change."""
         assert self.labels is not None
-        return self.labels.evidence(self.label_pull if self._held else 0.0, rows)
+        return self.labels.evidence(self.label_pull if self._held else 0.0, rows, self.compatibility)
 
     def metrics(self) -> dict[str, float]:
         assert self.labels is not None

@@ -27,7 +27,7 @@ def find(what: str) -> Tree:
     close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else "`pencil recipes` lists the recipes."
     if path.exists():
-        hint = "this file type is not supported; save a table as CSV."
+        hint = "this file type is not supported; if it is a table, save it as CSV."
     elif path.suffix or "/" in what:
         hint = f"{path} does not exist."
     raise RecipeError(f"{what!r} is not a recipe, a recipe file (.toml), a dataset name, or data ({FORMS}); {hint}")

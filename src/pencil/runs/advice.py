@@ -27,7 +27,8 @@ def explain_difference(summary: Summary, changed: float) -> str:
         return ""
     both = f"{percent(changed)} of the labels changed, and an estimated {percent(rate.estimate)} are wrong"
     if summary.verdict is not None and summary.verdict.level == "do not use the corrections" and not changed:
-        return f"{both}: because of the verdict all labels are as given. Look for the wrong ones among the suspects."
+        where = "suspects" if _more_suspects(summary) else "highest issue scores"
+        return f"{both}: because of the verdict, all labels were left as given. Look for wrong ones among the {where}."
     if changed < rate.estimate:
         return (
             f"{both}: a label changes only if {summary.data.wording.change}, so wrong labels may remain. Look for "

@@ -339,9 +339,9 @@ class RunWriter:
     def _check_empty(self) -> None:
         if not self.resume and not is_empty(self.path):
             resume = f"`pencil resume {self.path}`" if on_cli() else "resume=True"
-            hint = (
-                f"resume with {resume}, or " if is_unfinished(self.path) or (is_run(self.path) and not on_cli()) else ""
-            )
+            hint = f"resume with {resume}, or " if is_unfinished(self.path) else ""
+            if is_run(self.path) and not hint and not on_cli():
+                hint = f"open the finished run with {resume}, or "
             raise RunError(
                 f"{self.path} is not empty; expected a new or empty directory; {hint}choose another with "
                 f"{argument('out')}."

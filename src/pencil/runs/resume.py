@@ -1,6 +1,6 @@
 """Restores an interrupted run: checks that recipe and rows are the same, and loads the trainer's state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from pencil.methods.base import Method
 from pencil.methods.state import state_tree
 from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import DEFAULT_METHOD, Recipe
+from pencil.recipe.resolve import FALLBACK_METHOD
 from pencil.recipe.trees import flatten
 from pencil.runs.checkpoints import Checkpoint
 from pencil.runs.directory import RunReader
@@ -42,6 +43,15 @@ DERIVED_KEYS = (
 """Keys that a run fills in if the recipe leaves them open."""
 COMPLETED_KEYS = tuple(f"data.columns.{key}" for key in ROLES.values())
 """Keys to which a run adds names."""
+ASKED: dict[str, Callable[[Recipe], Any]] = {
+    "data.source": lambda recipe: recipe.data.source,
+    "data.pinned": lambda recipe: None if recipe.data.pinned is None else str(recipe.data.pinned),
+    "model.name": lambda recipe: recipe.model.name,
+    "method.name": lambda recipe: recipe.method["name"],
+    "training.epochs": lambda recipe: recipe.training.epochs,
+    "seed": lambda recipe: recipe.seed,
+}
+"""What a finished run must have in common with the run that is asked for."""
 OPEN_VALUES = (None, "auto", "imagenet", "none")
 
 
@@ -81,36 +91,38 @@ def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
         and not (_is_under(key, DERIVED_KEYS) and now.get(key) in OPEN_VALUES)
         and not (key in COMPLETED_KEYS and set(as_names(now.get(key))) <= set(as_names(before.get(key))))
     ]
+    _refuse_different(path, different, now, before)
+
+
+def check_finished(path: Path, expected: Recipe, data: Splits | None) -> None:
+    """Raise if the finished run is not the one that was asked for: other data, seed, method, network or epochs.
+
+    Data that the recipe names are not loaded. Other keys are not compared: some of their values are only known once the
+    data are.
+    """
+    reader = RunReader(path)
+    stored = reader.recipe(with_method=True, trust=expected.trust)
+    now, before = ({key: find(one) for key, find in ASKED.items()} for one in (expected, stored))
+    fell_back = (now["method.name"], before["method.name"]) == (DEFAULT_METHOD, FALLBACK_METHOD)
+    chosen = {key for key, value in now.items() if value in OPEN_VALUES} | ({"method.name"} if fell_back else set())
+    _refuse_different(path, [key for key in now if now[key] != before[key] and key not in chosen], now, before)
+    if data is not None:
+        recorded, seen = dict(reader.fingerprints), _fingerprints(data, stored)
+        recorded.pop("pinned", None)
+        if recorded != seen:
+            raise DataError(
+                f"{path} is a finished run on other data: rows, labels or splits differ; choose another directory with "
+                f"{argument('out')}."
+            )
+
+
+def _refuse_different(path: Path, different: list[str], now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     if different:
-        lines = "".join(f"\n  {key} is {_value(now.get(key))}; expected {_value(before.get(key))}" for key in different)
+        lines = "".join(f"\n  {key} is {now.get(key)!r}; expected {before.get(key)!r}" for key in different)
         raise RecipeError(
             f"{path} was started with a different recipe; choose another directory with {argument('out')}, or use the "
             f"same recipe:{lines}"
         )
-
-
-def check_finished(path: Path, expected: Recipe, data: Splits | None) -> None:
-    """Raise if the finished run has another recipe, or other rows or labels if ``data`` are passed.
-
-    Data that the recipe names are not loaded, and so a method that was chosen for them is not compared.
-    """
-    reader = RunReader(path)
-    stored = with_free_keys(reader.recipe(with_method=True, trust=expected.trust), expected)
-    if expected.method["name"] == DEFAULT_METHOD != stored.method["name"]:
-        expected = expected.model_copy(update={"method": stored.method})
-    check_same_recipe(path, stored, expected)
-    if data is not None:
-        before, now = reader.fingerprints, _fingerprints(data, stored)
-        different = [name for name in now if before.get(name) != now[name]]
-        if different:
-            raise DataError(
-                f"{path} is a finished run on other data: {' and '.join(different)} differ; choose another directory "
-                f"with {argument('out')}."
-            )
-
-
-def _value(value: Any) -> str:
-    return "not set" if value is None else repr(value)
 
 
 def _is_under(key: str, sections: tuple[str, ...]) -> bool:

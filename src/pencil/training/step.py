@@ -271,7 +271,9 @@ def refuse_unsuited(method: Method, train: Examples, minutes: float | None) -> N
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:
-    """Return whether all values are finite: a third of the time of a norm, which matters for small networks."""
+    """Return whether all values are finite: the fused check takes a third of the time of a norm."""
+    if any(one.layout is not torch.strided or not one.dtype.is_floating_point for one in gradients):
+        return bool(torch.stack(torch._foreach_norm(gradients)).abs().sum().isfinite())
     device = gradients[0].device
     found, scale = torch.zeros(1, device=device), torch.ones(1, device=device)
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, scale)

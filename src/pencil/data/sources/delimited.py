@@ -233,7 +233,7 @@ class _Lines:
         for row, reason in self.found:
             bad.add(row + FIRST_LINE, reason)
         if on_bad_rows == "error" or not others:
-            bad.refuse(total=others + len(bad))
+            bad.refuse(total=others + len(bad), remedy=None if others else "")
         warn(bad.describe_skipped(total=others + len(bad)), DataWarning, stacklevel=4)
 
 
