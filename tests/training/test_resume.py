@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from pencil import recipe
 from pencil.data import Splits, from_arrays
 from pencil.data.inputs.augment import PHOTOS, Augmentation
 from pencil.data.inputs.base import ReadOptions
 from pencil.data.inputs.transform import IMAGENET
-from pencil.errors import RunError
+from pencil.errors import RecipeError, RunError
 from pencil.labels import LabelStore
 from pencil.labels.sharded import ShardedLabelStore
 from pencil.methods import METHODS, find_method
@@ -21,7 +22,7 @@ from pencil.methods.auto import AutoState
 from pencil.methods.state import load_state, state_tree
 from pencil.models import mlp, small_cnn
 from pencil.runs.checkpoints import Checkpoints
-from pencil.runs.resume import RecordedRows, _initial_labels, _matched_state
+from pencil.runs.resume import RecordedRows, _initial_labels, _matched_state, check_same_recipe
 from pencil.training import Trainer, TrainingSettings
 
 STATEFUL = {"pencil": {"step": 2.0, "rounds": 2}, "joint_optimization": {"update_from": 0.3, "window": 3}}
@@ -289,3 +290,16 @@ def test_a_state_of_another_version_is_refused():
     state = trainer.state_dict()
     with pytest.raises(RunError, match="has no known of RunningMeans; expected one of this pencil version"):
         trainer.load_state_dict({**state, "means": {k: v for k, v in state["means"].items() if k != "known"}})
+
+
+def test_a_value_is_compared_in_the_form_in_which_a_run_stores_it(tmp_path, monkeypatch):
+    (tmp_path / "held").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def chosen(**data):
+        return recipe.parse({"data": {"source": "digits", **data}})
+
+    stored = chosen(test=str(tmp_path / "held"), resize=[32, 32])
+    check_same_recipe(tmp_path, stored, chosen(test="held", resize=32))
+    with pytest.raises(RecipeError, match=r"data.resize is \[16, 16\]; expected \[32, 32\]"):
+        check_same_recipe(tmp_path, stored, chosen(test="held", resize=16))

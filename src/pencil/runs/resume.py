@@ -43,6 +43,7 @@ DERIVED_KEYS = (
 """Keys that a run fills in if the recipe leaves them open."""
 COMPLETED_KEYS = tuple(f"data.columns.{key}" for key in ROLES.values())
 """Keys to which a run adds names."""
+PATH_KEYS = ("data.test", "data.text_model")
 ASKED: dict[str, Callable[[Recipe], Any]] = {
     "data.source": lambda recipe: recipe.data.source,
     "data.pinned": lambda recipe: None if recipe.data.pinned is None else str(recipe.data.pinned),
@@ -81,7 +82,10 @@ def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
 
 def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
     """Raise RecipeError listing every key in which the recipes differ, except free, descriptive and derived keys."""
-    now, before = flatten(expected.model_dump(mode="json")), flatten(stored.model_dump(mode="json"))
+    now, before = (
+        {key: _as_stored(key, value) for key, value in flatten(one.model_dump(mode="json")).items()}
+        for one in (expected, stored)
+    )
     free = (*DESCRIPTIVE_KEYS, *(f"{section}.{key}" for section, keys in FREE_KEYS.items() for key in keys))
     different = [
         key
@@ -123,6 +127,13 @@ def _refuse_different(path: Path, different: list[str], now: Mapping[str, Any], 
             f"{path} was started with a different recipe; choose another directory with {argument('out')}, or use the "
             f"same recipe:{lines}"
         )
+
+
+def _as_stored(key: str, value: Any) -> Any:
+    """Return a value in the form in which a run stores it: an absolute path, height and width."""
+    if key in PATH_KEYS and isinstance(value, str) and Path(value).exists():
+        return str(Path(value).absolute())
+    return [value, value] if key == "data.resize" and isinstance(value, int) else value
 
 
 def _is_under(key: str, sections: tuple[str, ...]) -> bool:
