@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+SAME_FIGURES = HERE / "same_figures.toml"
 ROOT = HERE.parent
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PLACE = re.compile(r"\{([^{}|]+)(?:\|([^{}]+))?\}")
@@ -32,11 +33,19 @@ def experiments() -> dict[str, Tree]:
     return tomllib.loads((HERE / "results.toml").read_text(encoding="utf-8"))
 
 
+def measured_as(tree: str) -> str:
+    """Return the tree whose figures hold for this one too: the earliest that computes the same (same_figures.py)."""
+    same = tomllib.loads(SAME_FIGURES.read_text(encoding="utf-8"))
+    while tree in same:
+        tree = same[tree]
+    return tree
+
+
 def read_figures(site: Path = ROOT) -> dict[str, Tree]:
     """Return the published figures of every experiment that has some."""
     folder = site / "docs/results/figures"
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
-    return {name: found[name] for name in experiments() if name in found}
+    return {name: found[name] | {"code": measured_as(found[name]["code"])} for name in experiments() if name in found}
 
 
 def grouped(records: Iterable[Tree], keys: list[str], keep: list[str]) -> list[Tree]:

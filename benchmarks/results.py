@@ -22,34 +22,22 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pages import ROOT, Tree, experiments, grouped, read_figures, write_pages
+from pages import ROOT, Tree, experiments, grouped, measured_as, read_figures, write_pages
 
 
 def git(*words: str) -> str:
     return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
-SAME_FIGURES = ROOT / "benchmarks" / "same_figures.toml"
-
-
 def code() -> str:
     """Return what identifies the measured code, whatever else a commit changes: the tree of src/pencil."""
     return measured_as(git("rev-parse", "--short=12", "HEAD:src/pencil"))
-
-
-def measured_as(tree: str) -> str:
-    """Return the tree whose figures hold for this one too: the earliest that computes the same (same_figures.py)."""
-    same = tomllib.loads(SAME_FIGURES.read_text(encoding="utf-8"))
-    while tree in same:
-        tree = same[tree]
-    return tree
 
 
 def cores() -> int:
@@ -233,7 +221,7 @@ def show_list(names: list[str], site: Path, data: Path | None) -> None:
     for name in names:
         one = experiments()[name]
         state = "not measured" if name not in found else f"commit {found[name]['commit']}"
-        same = name in found and measured_as(found[name]["code"]) == now
+        same = name in found and found[name]["code"] == now
         state += ", up to date" if same and up_to_date(name, found[name], data) else ""
         state += ", incomplete" if name in found and not found[name]["complete"] else ""
         missing = missing_files(one, data)
@@ -245,9 +233,7 @@ def show_list(names: list[str], site: Path, data: Path | None) -> None:
 def measure(names: list[str], options: argparse.Namespace) -> bool:
     """Run the experiments that are not up to date and write their pages; return whether all succeeded."""
     found, now, passed = read_figures(options.site), code(), True
-    known = [
-        name for name, one in found.items() if measured_as(one["code"]) == now and up_to_date(name, one, options.data)
-    ]
+    known = [name for name, one in found.items() if one["code"] == now and up_to_date(name, one, options.data)]
     todo = [name for name in names if options.fresh or options.miniature or name not in known]
     print(f"{len(todo)} of {len(names)} experiments to run", end="")
     print(f": about {sum(experiments()[name]['minutes'] for name in todo)} minutes on two cores" if todo else "")

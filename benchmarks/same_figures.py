@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from pages import ROOT
-from results import SAME_FIGURES, git, measured_as
+from pages import ROOT, SAME_FIGURES, measured_as
+from results import git
 
 EPOCHS, SEED = 12, 3
 RECIPES = (

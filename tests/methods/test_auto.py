@@ -255,57 +255,6 @@ def test_another_round_is_begun_as_long_as_it_pays():
     assert any(choice.startswith("no further round") for choice in again.findings["choices"])
 
 
-def test_a_second_network_starts_anew_on_labels_that_stay_fixed():
-    method = Auto(lr=0.05, second_network=0.5)
-    trainer = trainer_of(method, epochs=10)
-    first, fixed = trainer.networks, []
-
-    def watch(trainer):
-        if method.state.backbone_epochs and trainer.position.phase == 1 and len(trainer.records) < 10:
-            fixed.append((trainer.networks, method.labels.label_logits.clone()))
-
-    trainer.on_pause = watch
-    outcome = trainer.run()
-    assert [record["phase"] for record in outcome.records] == ["backbone"] * 5 + ["second network"] * 5
-    rates = [record["lr"] for record in outcome.records]
-    assert rates[:5] == rates[5:] and rates[0] == 0.05 > rates[4]  # a cosine for each network
-    assert all(networks is not first for networks, _ in fixed[1:])
-    assert all(torch.equal(labels, fixed[0][1]) for _, labels in fixed)
-    clean = trainer.splits.train.clean_labels
-    assert (fixed[0][1].argmax(dim=1) == clean).double().mean() > 0.75  # given: 0.6
-    assert right(outcome, trainer) > 0.9
-
-
-def test_a_first_network_that_memorises_makes_room_for_the_second():
-    memorising = Auto(lr=0.05, early_learning=0.0, dropout=False, second_network=0.3)
-    outcome = trainer_of(memorising, rows=1500, held_out=200).run()
-    phases = Counter(record["phase"] for record in outcome.records)
-    assert phases["backbone"] < 12 and sum(phases.values()) == 24
-    assert outcome.records[-1]["test_accuracy"] > 0.9
-
-
-def test_the_better_of_both_networks_is_kept():
-    """The second network learns the opposite of its labels."""
-    method = Auto(lr=0.05, second_network=0.5)
-    trainer = trainer_of(method, epochs=10)
-    before = method.correction_loss
-    method.correction_loss = lambda outputs, batch: before(Outputs(-outputs.logits), batch)
-    outcome = trainer.run()
-    assert outcome.records[-2]["test_accuracy"] < 0.3 < 0.8 < outcome.records[-1]["test_accuracy"]
-    assert "back to epoch" in " ".join(outcome.findings["choices"])
-
-
-def test_the_clock_is_shared_by_both_networks():
-    outcome = trainer_of(Auto(lr=0.02, patience=99, second_network=0.5), epochs=None, minutes=1.5 / 60).run()
-    assert {record["phase"] for record in outcome.records} == {"backbone", "second network"}
-
-
-@pytest.mark.parametrize("other", [{"rounds": 2}, {"anchored": False}])
-def test_a_second_network_excludes_what_moves_labels_otherwise(other):
-    with pytest.raises(RecipeError, match=r"(rounds|anchored = false) and second_network are both set; .*remove one"):
-        Auto(second_network=0.5, **other)
-
-
 @pytest.mark.parametrize("top_k", [2, 4])
 def test_it_repairs_labels_that_are_kept_by_their_largest_entries(top_k):
     trainer = trainer_of(Auto(lr=0.05), label_top_k=top_k)

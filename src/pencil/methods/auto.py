@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.errors import MethodWarning, RecipeError, warn
+from pencil.errors import MethodWarning, warn
 from pencil.labels.forms import label_form
 from pencil.labels.noise_model import SIGNIFICANT
 from pencil.labels.protocol import HeldOut
@@ -85,10 +85,6 @@ class Auto(Method):
     rounds
         Maximum number of rounds of correction and fine-tuning; a further round runs only if the last one explained
         held-out labels better than the round before.
-    second_network
-        Fraction of the epochs in which a newly initialised network is trained on the labels that the first one
-        corrected, which then stay fixed; 0 trains one network. It replaces correction and fine-tuning, needs enough
-        epochs for both networks, and excludes ``rounds`` and ``anchored=False``.
     ema
         Evaluate and keep the moving average of the weights.
     dropout
@@ -124,20 +120,12 @@ class Auto(Method):
         pace: Fraction = 0.3,
         finetune: Fraction = 0.25,
         rounds: Annotated[int, Field(ge=1)] = 1,
-        second_network: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         ema: bool = True,
         dropout: bool = True,
         anchored: bool = True,
         divergence: Literal["forward", "inverse"] = "forward",
     ):
-        if second_network and (rounds > 1 or not anchored):
-            other = "rounds" if rounds > 1 else "anchored = false"
-            raise RecipeError(
-                f"{other} and second_network are both set; expected one of them, because a second network trains on "
-                "labels that are judged once; remove one."
-            )
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
-        self.second_network = second_network
         self.early_learning, self.patience, self.max_backbone = early_learning, patience, max_backbone
         self.anchored, self.divergence, self.warmup, self.dropout = anchored, divergence, warmup, dropout
         self.requirements = replace(type(self).requirements, ema=ema, dropout=dropout)
@@ -159,8 +147,6 @@ class Auto(Method):
         """One cosine over all phases, whatever the epochs at which they change, and one over each further round."""
         state = self.state
         self.requirements = replace(self.requirements, ema_epochs=min(1.0, self.pacing.ema_memory * state.total))
-        if self.second_network:
-            return self._two_networks()
         if not state.backbone_epochs:
             return (self._backbone(state.total),)
         phases = [self._backbone(state.backbone_epochs), *self._round_phases("", state.backbone_epochs, state.total)]
@@ -168,22 +154,8 @@ class Auto(Method):
             phases += self._round_phases(f" {number}", 0, state.total - state.backbone_epochs)
         return tuple(phases)
 
-    def _two_networks(self) -> tuple[Phase, ...]:
-        """A backbone phase, then a newly initialised network on fixed labels, each with a cosine of its own."""
-        first = self.state.backbone_epochs or self._first_epochs()
-        second = self.state.total - first
-        lr, dropout = self._lr(0, second, self.warmup), self.state.dropout
-        fresh = Phase("second network", second, self.correction_loss, lr, fresh_network=True, dropout=dropout)
-        return (self._backbone(first), fresh) if second else (self._backbone(first),)
-
-    def _first_epochs(self) -> int:
-        """The number of epochs of the first network, unless it ends its backbone phase earlier."""
-        if not self.second_network:
-            return self.state.total
-        return max(1, self.state.total - max(1, round(self.second_network * self.state.total)))
-
     def _backbone(self, epochs: int) -> Phase:
-        lr = self._lr(0, self._first_epochs(), self.warmup)
+        lr = self._lr(0, self.state.total, self.warmup)
         dropout = self.state.dropout
         return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets, dropout=dropout)
 
@@ -296,12 +268,10 @@ class Auto(Method):
         state.done += 1
         self._plan_by_clock(context)
         if not state.backbone_epochs:
-            if self._is_memorising(context) or self._first_epochs() <= state.done < state.total:
+            if self._is_memorising(context):
                 self._leave_backbone(context)
             elif state.done == state.total:
                 self._end_in_backbone(context)
-        elif self.second_network and state.done < state.total:
-            return  # its labels stay fixed
         elif state.done < state.total + (state.round - 1) * (state.total - state.backbone_epochs):
             self.refit(context)
         elif self._another_round_helps(context):
@@ -320,7 +290,7 @@ class Auto(Method):
     def _plan_by_clock(self, context: Context) -> None:
         """Plan as many epochs as the time budget allows; repeated after each epoch until fine-tuning begins."""
         state = self.state
-        correcting = state.backbone_epochs > 0 and not self.second_network
+        correcting = state.backbone_epochs > 0
         if self.task.seconds is None or (correcting and state.done >= state.total - self._finetune_epochs()):
             return
         left = self.task.seconds - context.elapsed_seconds
@@ -387,13 +357,8 @@ class Auto(Method):
         return z_score(recent[-1] - recent[0]) if len(recent) > self.patience else math.inf
 
     def _leave_backbone(self, context: Context) -> None:
-        """Set the labels, by the dynamics so far for a second network, otherwise by the best network of this phase."""
         state = self.state
         state.backbone_epochs = state.done
-        if self.second_network:
-            self._settle(context)
-            self._note(f"from epoch {state.done + 1}, a second network trains on these labels")
-            return
         if context.held_out() is None:
             self._note(f"backbone phase ended after epoch {state.done}: no held-out rows to choose the epoch")
         else:
@@ -453,16 +418,11 @@ class Auto(Method):
         return True
 
     def _undo_if_worse(self, context: Context) -> None:
-        """At the end: return to the network before this round (or the first) if it predicts held-out labels better."""
+        """At the end: return to the network before correction if it predicts held-out labels better."""
         state, held_out = self.state, context.held_out()
         if held_out is None or state.best_logits is None:
             return
-        if z_score(self.form.gains(held_out, state.best_logits)) >= -SIGNIFICANT:
-            return
-        if self.second_network:
-            self._note(f"the second network predicts held-out labels worse: back to epoch {state.best_epoch}")
-            context.restore_weights(state.best_weights)
-        else:
+        if z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
             message = (
                 "correction made predictions of held-out labels worse: the network returns to its state before "
                 "correction, and labels to its posterior"
