@@ -362,8 +362,8 @@ def test_a_run_that_was_killed_after_its_summary_gets_its_report(whole, how, mon
     assert list((path / "checkpoints").glob("step-*"))
     before = {name: (path / name).read_bytes() for name in ("summary.json", "labels.parquet", "metrics.jsonl")}
     if how == "fit":
-        data = np.load(top / "data.npz")
-        pencil.fit("mlp", (data["x"], data["y"]), out=path, resume=True, progress=False)
+        same = {"epochs": 2, "method": "cross_entropy", "progress": False}
+        pencil.fit("mlp", top / "data.npz", out=path, resume=True, **same)
     else:
         command(*(["resume", path] if how == "resume" else [*words, "--resume"]), cwd=top)
     assert 'content="pencil report"' in (path / "report.html").read_text()

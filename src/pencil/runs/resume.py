@@ -109,6 +109,7 @@ def check_finished(path: Path, expected: Recipe, data: Splits | None) -> None:
     now, before = ({key: find(one) for key, find in ASKED.items()} for one in (expected, stored))
     fell_back = (now["method.name"], before["method.name"]) == (DEFAULT_METHOD, FALLBACK_METHOD)
     chosen = {key for key, value in now.items() if value in OPEN_VALUES} | ({"method.name"} if fell_back else set())
+    chosen |= {"data.source"} if data is not None else set()  # their fingerprints are compared instead
     _refuse_different(path, [key for key in now if now[key] != before[key] and key not in chosen], now, before)
     if data is not None:
         recorded, seen = dict(reader.fingerprints), _fingerprints(data, stored)
