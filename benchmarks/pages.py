@@ -78,8 +78,8 @@ def seeds_of(figures: Tree) -> list[str]:
 
 
 def outdated(name: str, found: dict[str, Tree]) -> bool:
-    """Return whether the code has changed between this experiment and the newest one."""
-    newest = max(found.values(), key=lambda one: str(one["date"]))
+    """Return whether the code has changed since this experiment; figures of several trees of the source have none."""
+    newest = max((one for one in found.values() if one["code"]), key=lambda one: str(one["date"]), default=found[name])
     return bool(found[name]["code"] != newest["code"])
 
 
