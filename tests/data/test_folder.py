@@ -95,9 +95,9 @@ def test_an_empty_folder_beside_the_classes_of_training(tmp_path):
 
 
 def test_classes_that_differ_only_by_case_are_refused_when_it_comes_to_training(tmp_path):
-    for name in ("cat", "Cat", "dog"):
+    for name in ("cat", "Cat", "dog", "dog ", "fish"):
         paint(tmp_path / name / "1.png")
-    with pytest.raises(DataError, match="the classes 'Cat' and 'cat' differ only by case or blanks"):
+    with pytest.raises(DataError, match="differ only by case or blanks: 'Cat' and 'cat'; 'dog' and 'dog '; expected"):
         prepare(DataSettings(), read(tmp_path), seed=0)
 
 

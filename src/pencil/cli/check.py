@@ -264,7 +264,7 @@ def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
     if plan["trial"]:
         yield "            replaced by a head on pretrained features if a trial at the start of training prefers it"
     epochs = "not run" if phases is None else "epochs: " + ", ".join(f"{one['name']} {one['epochs']}" for one in phases)
-    yield f"method      {recipe.method['name']}; {epochs}"
+    yield f"method      {plan['method'] or recipe.method['name']}; {epochs}"
     if result.seconds is not None:
         yield f"time        about {duration(result.seconds)} on this machine"
     else:

@@ -168,6 +168,7 @@ def _plan(job: Job, trainer: Trainer, not_run: Mapping[str, Path], trial: bool, 
         "model": None if own_model else job.recipe.model.name,
         "trained_part": None if own_model else job.recipe.model.train,
         "trial": trial,
+        "method": None if own_method else job.recipe.method["name"],
         "parameters": None if own_model else sum(parameter.numel() for parameter in parameters),
         "phases": None if own_method else [{"name": one.name, "epochs": one.epochs} for one in trainer.phases],
     }

@@ -169,16 +169,18 @@ def as_class_names(names: Iterable[Any]) -> tuple[str, ...]:
 
 
 def refuse_alike_classes(classes: Sequence[str]) -> None:
-    """Raise if class names differ only by case: to people one class, and on many file systems one folder."""
+    """Raise if class names differ only by case or blanks: one class to people, one folder on many file systems."""
     as_class_names(classes)
-    seen: dict[str, str] = {}
+    spellings: dict[str, list[str]] = {}
     for name in classes:
-        other = seen.setdefault(name.strip().casefold(), name)
-        if other != name:
-            raise DataError(
-                f"the classes {other!r} and {name!r} differ only by case or blanks; expected distinct names; "
-                "merge or rename one of them."
-            )
+        spellings.setdefault(name.strip().casefold(), []).append(name)
+    alike = [names for names in spellings.values() if len(names) > 1]
+    if alike:
+        shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:5])
+        more = f"; and {len(alike) - 5:,} more" if len(alike) > 5 else ""
+        raise DataError(
+            f"classes differ only by case or blanks: {shown}{more}; expected distinct names; merge or rename them."
+        )
 
 
 def refuse_empty_classes(given_labels: Tensor, classes: Sequence[str]) -> None:
