@@ -342,7 +342,8 @@ class Execution:
     ) -> Run:
         """Return the run and write its results to its directory, if any; ``saved``: a checkpoint contains them too."""
         job, every = self.job, self.job.prepared.splits
-        scores = find_outliers(every, outcome.model, job.features, Compute(self.device), self.world)
+        compute = Compute.of(job.recipe.training, self.device)
+        scores = find_outliers(every, outcome.model, job.features, compute, self.world)
         conflicts = _on_first_rank(self.world, lambda: _conflicts(every if job.features is None else job.features))
         outcome = replace(outcome, outlier_scores=scores, conflicts=conflicts)
         unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+from pencil.training.settings import TrainingSettings
 
 THREAD_ROWS = 4
 """Images per forward pass, few enough that their activations stay in the cache of a core."""
@@ -26,6 +27,12 @@ class Compute(NamedTuple):
     device: torch.device
     autocast: torch.dtype | None = None
     memory_format: torch.memory_format = torch.preserve_format
+
+    @classmethod
+    def of(cls, settings: TrainingSettings, device: torch.device) -> "Compute":
+        """Return the device with the precision and the memory format of a training run."""
+        memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
+        return cls(device, pick_precision(settings.precision, device), memory_format)
 
     def context(self) -> AbstractContextManager[object]:
         """Return the autocast context, or none for fp32."""

@@ -224,15 +224,16 @@ class TrainingStep:
         optimizer, scaler, clip = networks.optimizer, networks.scaler, networks.settings.clip_norm
         for group in optimizer.param_groups:
             group["lr"] = lr * group["factor"]
-        optimizer.zero_grad(set_to_none=True)
+            for parameter in group["params"]:
+                parameter.grad = None  # a third of the time of zero_grad, which tells a profiler of every call
         # DDP averages over ranks; the losses add up
         loss = result.loss if self.world.size == 1 else result.loss * self.world.size
         scaler.scale(loss).backward()
         if clip > 0:
             scaler.unscale_(optimizer)
         if not scaler.is_enabled():  # a scaler skips such steps itself
-            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            if not _all_finite([parameter.grad for parameter in parameters if parameter.grad is not None]):
+            gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+            if not _all_finite([gradient for gradient in gradients if gradient is not None]):
                 raise self._not_finite("gradient became infinite or NaN", result, where)
         if clip > 0:
             for network in networks.trained:

@@ -18,7 +18,7 @@ from pencil.labels.judging import Judgement, judge_unlabelled
 from pencil.methods.base import Method, Phase, Task, Views, fit_budget
 from pencil.methods.state import load_state
 from pencil.seeding import generator, reseed, seeded
-from pencil.training.compute import Compute, pick_device, pick_precision
+from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.evaluation import check_model, predict_examples
 from pencil.training.metrics import evaluate as metrics_of
@@ -75,8 +75,7 @@ class Trainer:
         self.form = label_form(splits.train.multilabel)
         self.augmentation, self.observers, self.on_pause = augmentation, observers, on_pause
         device = pick_device(settings.device) if device is None else device
-        memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
-        self.compute = Compute(device, pick_precision(settings.precision, device), memory_format)
+        self.compute = Compute.of(settings, device)
         model = self.compute.place_network(model)
         with seeded(seed, "weights"):  # lazy layers draw their weights at the first forward pass
             check_model(model, splits.train, self.compute, settings.batch_size)
