@@ -18,27 +18,52 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from pages import ROOT, SAME_FIGURES, measured_as
+from PIL import Image
 from results import git
+from sklearn.datasets import load_digits
 
 EPOCHS, SEED = 12, 3
-RECIPES = (
+RECIPES = (  # of datasets by name, and of the files that write_data makes
     "wine",
     "canvases-clean --set data.rows=300",  # multi-label
     "digits-symmetric-50",  # pencil
     "digits-symmetric-50-auto",
     "digits-symmetric-50-auto --set model.name=mlp --set method.lr=0.05 --set method.max_backbone=0.5",
     "digits-symmetric-50-cross-entropy --set method.name=elr",
+    "breast_cancer --method confident_learning",
+    'table.csv --set data.columns.label=first --set data.columns.ignore=["second","third"]',
+    'table.csv --set data.columns.label=["first","second","third"]',  # several annotators
+    "photos",  # features of a pretrained network
 )
 TOLERANCE = 1e-6
 """Of probabilities: another order of the same operations rounds differently."""
 
 
-def train(source: Path, recipe: str, out: Path) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+def write_data(folder: Path) -> None:
+    """Write ``table.csv`` (texts, categories, numbers, three annotators) and ``photos``, a folder per class."""
+    random, (images, classes) = np.random.default_rng(SEED), load_digits(n_class=3, return_X_y=True)
+    words = ("slow red heavy", "fast blue light", "plain green round")
+    votes = np.where(random.random((3, len(classes))) < 0.2, random.integers(0, 3, (3, len(classes))), classes)
+    lines = ["text,colour,size,first,second,third"]
+    for row, one in enumerate(classes):
+        text = " ".join(random.choice(words[one].split(), 3))
+        cells = text, "red" if random.random() < 0.5 else "blue", f"{one + random.normal():.3f}", *votes[:, row]
+        lines.append(",".join(map(str, cells)))
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    for row, (pixels, one) in enumerate(zip(images[:90], votes[0], strict=False)):
+        path = folder / "photos" / f"class-{one}" / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((16 * pixels.reshape(8, 8)).clip(0, 255).astype(np.uint8)).resize((96, 96)).save(path)
+
+
+def train(source: Path, recipe: str, out: Path, data: Path) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
     """Return metrics without times, and the label table, of a recipe trained with a source tree."""
     command = [sys.executable, "-m", "pencil", "train", *recipe.split()]
     command += ["--epochs", str(EPOCHS), "--seed", str(SEED), "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=data, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -82,6 +107,8 @@ def main() -> None:
         print(f"{now} counts as {measured_as(then)} already")
         return
     with tempfile.TemporaryDirectory() as folder:
+        (data := Path(folder) / "data").mkdir()
+        write_data(data)
         for name, commit in (("then", options.commit), ("now", "HEAD")):
             (Path(folder) / name).mkdir()
             archive = subprocess.run(
@@ -90,7 +117,8 @@ def main() -> None:
             subprocess.run(["tar", "-x", "-C", Path(folder) / name], input=archive, check=True)
         for number, recipe in enumerate(RECIPES):
             runs = [
-                train(Path(folder, name, "src"), recipe, Path(folder, f"{name}-{number}")) for name in ("then", "now")
+                train(Path(folder, name, "src"), recipe, Path(folder, f"{name}-{number}"), data)
+                for name in ("then", "now")
             ]
             print(f"{recipe}: {'the same' if agree(*runs) else 'different'}", flush=True)
             if not agree(*runs):
