@@ -63,7 +63,7 @@ def test_part_of_a_grid_has_the_same_cells_as_the_whole():
     assert {cell.identity() for cell in part.cells()} == {cell.identity() for cell in same}
     assert part.reference == "auto" and whole.part() == whole
     human = whole.part(["CIFAR-10"])
-    assert {noise.datasets for noise in human.noises} == {None, ("CIFAR-10",)}
+    assert [(noise.name, noise.datasets) for noise in human.noises] == [("human, one annotator", ("CIFAR-10",))]
     Spec.model_validate(human.model_dump())
 
 
