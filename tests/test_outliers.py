@@ -18,6 +18,8 @@ from pencil.review.queue import TO_LOOK_AT, Filter, Queue
 from pencil.review.session import Review
 from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
+from pencil.training.compute import cpu_runs_bf16
+from pencil.training.outliers import find_outliers
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +136,19 @@ def test_conflicts_of_vectors_and_images():
     train, held_out = from_arrays(x, y), from_arrays(x[:1], 1 - y[:1], classes=("0", "1"))
     masks = find_conflicts([train, held_out])
     assert masks[0].nonzero()[:, 0].tolist() == [0, 4, 5] and masks[1].tolist() == [True]
+
+
+def test_features_are_computed_with_the_settings_of_training(monkeypatch):
+    if not cpu_runs_bf16():
+        pytest.skip("this processor has no bf16")
+    seen = []
+
+    def spy(splits, model, features, compute, world):
+        seen.append((compute.autocast, compute.memory_format))
+        return find_outliers(splits, model, features, compute, world)
+
+    monkeypatch.setattr("pencil.job.run.find_outliers", spy)
+    x = np.random.default_rng(0).normal(size=(40, 3, 12, 12)).astype(np.float32)
+    settings = {"training.precision": "bf16", "training.channels_last": True}
+    pencil.fit("small_cnn", (x, np.arange(40) % 2), epochs=1, settings=settings)
+    assert seen == [(torch.bfloat16, torch.channels_last)]
