@@ -8,7 +8,8 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from pencil.labels.dynamics import TrainingDynamics
-from pencil.labels.judging import judge, sample_rows
+from pencil.labels.judging import judge
+from pencil.labels.judging_rule import sample_rows
 from pencil.labels.matching import match_quantiles, relative_ranks
 from pencil.labels.reading import bin_totals, calibration
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from pencil.labels.chance import learned_classes, ranks_rows
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_noise import CautiousNoise, EntryNoise, fit_entry_noise_range
-from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, upper_limit
+from pencil.labels.judging import Judgement
+from pencil.labels.judging_rule import ENOUGH_TO_MATCH, upper_limit
 from pencil.labels.matching import match_quantiles
 from pencil.labels.noise_model import NoiseModel
 from pencil.labels.suspects import confident_entry_rate, cutoff

@@ -9,7 +9,8 @@ from torch import Tensor
 from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.labels.chance import is_chance
 from pencil.labels.dynamics import TrainingDynamics
-from pencil.labels.judging import Judgement, as_given
+from pencil.labels.judging import Judgement
+from pencil.labels.judging_rule import as_given
 from pencil.labels.losses import (
     Compatibility,
     Divergence,

@@ -14,7 +14,8 @@ from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
 from pencil.labels.entry_judging import judge_entries
 from pencil.labels.forms import label_form
-from pencil.labels.judging import Judgement, Survey, can_match, judge, judge_rows, sample_rows, with_votes
+from pencil.labels.judging import Judgement, judge, judge_rows, with_votes
+from pencil.labels.judging_rule import Survey, can_match, sample_rows
 from pencil.labels.noise_model import top_classes
 from pencil.labels.rows import row_blocks
 from pencil.labels.sharded import LabelLayout
