@@ -33,9 +33,13 @@ def experiments() -> dict[str, Tree]:
     return tomllib.loads((HERE / "results.toml").read_text(encoding="utf-8"))
 
 
-def measured_as(tree: str) -> str:
-    """Return the tree whose figures hold for this one too: the earliest that computes the same (same_figures.py)."""
-    same = tomllib.loads(SAME_FIGURES.read_text(encoding="utf-8"))
+def measured_as(tree: str, experiment: str = "") -> str:
+    """Return the tree whose figures hold for this one too: the earliest that computes the same (same_figures.py).
+
+    Trees may compute the same for one experiment only.
+    """
+    read = tomllib.loads(SAME_FIGURES.read_text(encoding="utf-8"))
+    same = read.get("all", {}) | read.get(experiment, {})
     while tree in same:
         tree = same[tree]
     return tree
@@ -45,7 +49,7 @@ def read_figures(site: Path = ROOT) -> dict[str, Tree]:
     """Return the published figures of every experiment that has some."""
     folder = site / "docs/results/figures"
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
-    return {name: found[name] | {"code": measured_as(found[name]["code"])} for name in experiments() if name in found}
+    return {name: found[name] for name in experiments() if name in found}
 
 
 def grouped(records: Iterable[Tree], keys: list[str], keep: list[str]) -> list[Tree]:
@@ -77,10 +81,16 @@ def seeds_of(figures: Tree) -> list[str]:
     return sorted({seed for value in measures for seed in value["by_seed"]}, key=lambda seed: (len(seed), seed))
 
 
+def is_of(figures: Tree, code: str) -> bool:
+    """Return whether figures hold for this tree of the source."""
+    name = figures["experiment"]
+    return measured_as(figures["code"], name) == measured_as(code, name)
+
+
 def outdated(name: str, found: dict[str, Tree]) -> bool:
-    """Return whether the code has changed since this experiment; figures of several trees of the source have none."""
-    newest = max((one for one in found.values() if one["code"]), key=lambda one: str(one["date"]), default=found[name])
-    return bool(found[name]["code"] != newest["code"])
+    """Return whether the code has changed since this experiment."""
+    newest = max(found.values(), key=lambda one: str(one["date"]))
+    return not is_of(found[name], newest["code"])
 
 
 # Tables

@@ -28,7 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pages import ROOT, Tree, experiments, grouped, measured_as, read_figures, write_pages
+from pages import ROOT, Tree, experiments, grouped, is_of, measured_as, read_figures, write_pages
 
 
 def git(*words: str) -> str:
@@ -37,7 +37,7 @@ def git(*words: str) -> str:
 
 def code() -> str:
     """Return what identifies the measured code, whatever else a commit changes: the tree of src/pencil."""
-    return measured_as(git("rev-parse", "--short=12", "HEAD:src/pencil"))
+    return git("rev-parse", "--short=12", "HEAD:src/pencil")
 
 
 def cores() -> int:
@@ -221,7 +221,7 @@ def show_list(names: list[str], site: Path, data: Path | None) -> None:
     for name in names:
         one = experiments()[name]
         state = "not measured" if name not in found else f"commit {found[name]['commit']}"
-        same = name in found and found[name]["code"] == now
+        same = name in found and is_of(found[name], now)
         state += ", up to date" if same and up_to_date(name, found[name], data) else ""
         state += ", incomplete" if name in found and not found[name]["complete"] else ""
         missing = missing_files(one, data)
@@ -233,12 +233,12 @@ def show_list(names: list[str], site: Path, data: Path | None) -> None:
 def measure(names: list[str], options: argparse.Namespace) -> bool:
     """Run the experiments that are not up to date and write their pages; return whether all succeeded."""
     found, now, passed = read_figures(options.site), code(), True
-    known = [name for name, one in found.items() if one["code"] == now and up_to_date(name, one, options.data)]
+    known = [name for name, one in found.items() if is_of(one, now) and up_to_date(name, one, options.data)]
     todo = [name for name in names if options.fresh or options.miniature or name not in known]
     print(f"{len(todo)} of {len(names)} experiments to run", end="")
     print(f": about {sum(experiments()[name]['minutes'] for name in todo)} minutes on two cores" if todo else "")
     for name in todo:
-        started, out = time.monotonic(), options.work.resolve() / now / name
+        started, out = time.monotonic(), options.work.resolve() / measured_as(now, name) / name
         if options.fresh:
             shutil.rmtree(out, ignore_errors=True)
         experiment, kind = experiments()[name], "miniature" if options.miniature else "commands"
@@ -284,7 +284,7 @@ def main() -> None:
     elif options.take:
         if not options.commit or len(names) != 1:
             parser.error("--take needs --commit and one --only NAME")
-        tree = measured_as(git("rev-parse", "--short=12", f"{options.commit}:src/pencil"))
+        tree = git("rev-parse", "--short=12", f"{options.commit}:src/pencil")
         date = git("show", "--no-patch", "--format=%cd", "--date=format:%Y-%m-%dT%H:%M", options.commit)
         facts = {"machine": None, "left_out": [], "complete": not failed_cells(options.take)}
         publish(names[0], options.take, {"commit": options.commit, "code": tree, "date": date, **facts}, options.site)

@@ -1,9 +1,10 @@
 """Does src/pencil compute the same as at an earlier commit? If so, figures of that commit are figures of this one.
 
-    python benchmarks/same_figures.py COMMIT "what changed, in a few words"
+    python benchmarks/same_figures.py COMMIT "what changed, in a few words" [--cifar10 FOLDER]
 
 Trains short recipes with both trees, one after the other, and compares metrics, labels and label probabilities. If they
-agree, the pair of trees is written to ``same_figures.toml``, which ``results.py`` reads.
+agree, the pair of trees is written to ``same_figures.toml``, which ``results.py`` reads. With ``--cifar10`` only the
+recipes of that experiment are compared, on a few images of the folder, and the pair holds for its figures only.
 """
 
 import argparse
@@ -34,6 +35,13 @@ RECIPES = (  # of datasets by name, and of the files that write_data makes
     'table.csv --set data.columns.label=first --set data.columns.ignore=["second","third"]',
     'table.csv --set data.columns.label=["first","second","third"]',  # several annotators
     "photos",  # features of a pretrained network
+)
+SMALL = "--set data.rows=1500 --set data.test_rows=500 --set model.options.width=0.25 --set training.precision=bf16"
+CIFAR10 = (
+    f"cifar10-fast-symmetric-50 {SMALL}",
+    f"cifar10-fast-elr-symmetric-50 {SMALL}",
+    f"cifar10-fast-pencil-symmetric-50 --set method.rounds=2 {SMALL}",
+    f"cifar10-fast-cross-entropy-clean {SMALL}",
 )
 TOLERANCE = 1e-6
 """Of probabilities: another order of the same operations rounds differently."""
@@ -99,12 +107,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("commit", help="an earlier commit, whose figures should hold")
     parser.add_argument("why", help="what changed since then")
+    parser.add_argument("--cifar10", type=Path, metavar="FOLDER", help="compare the recipes of CIFAR-10 only")
     options = parser.parse_args()
     if git("status", "--porcelain", "src/pencil"):
         parser.error("src/pencil has changes; commit them, since figures belong to a commit")
     then, now = (git("rev-parse", "--short=12", f"{commit}:src/pencil") for commit in (options.commit, "HEAD"))
-    if measured_as(now) == measured_as(then):
-        print(f"{now} counts as {measured_as(then)} already")
+    table, recipes = "all", RECIPES
+    if options.cifar10:
+        table, recipes = "cifar10", tuple(f"{one} --set data.root={options.cifar10.resolve()}" for one in CIFAR10)
+    if measured_as(now, table) == measured_as(then, table):
+        print(f"{now} counts as {measured_as(then, table)} already")
         return
     with tempfile.TemporaryDirectory() as folder:
         (data := Path(folder) / "data").mkdir()
@@ -115,7 +127,7 @@ def main() -> None:
                 ["git", "-C", ROOT, "archive", commit, "src"], capture_output=True, check=True
             ).stdout
             subprocess.run(["tar", "-x", "-C", Path(folder) / name], input=archive, check=True)
-        for number, recipe in enumerate(RECIPES):
+        for number, recipe in enumerate(recipes):
             runs = [
                 train(Path(folder, name, "src"), recipe, Path(folder, f"{name}-{number}"), data)
                 for name in ("then", "now")
@@ -123,8 +135,14 @@ def main() -> None:
             print(f"{recipe}: {'the same' if agree(*runs) else 'different'}", flush=True)
             if not agree(*runs):
                 sys.exit("the figures are not the same; measure them again")
-    with SAME_FIGURES.open("a", encoding="utf-8") as file:
-        file.write(f'\n# {options.why}\n"{measured_as(now)}" = "{then}"\n')
+    add_pair(table, measured_as(now, table), then, options.why)
+
+
+def add_pair(table: str, later: str, earlier: str, why: str) -> None:
+    """Write into a table of ``same_figures.toml`` that the later tree computes the same as the earlier one."""
+    text, head = SAME_FIGURES.read_text(encoding="utf-8"), f"\n[{table}]\n"
+    text += "" if head in text else head
+    SAME_FIGURES.write_text(text.replace(head, f'{head}# {why}\n"{later}" = "{earlier}"\n', 1), encoding="utf-8")
 
 
 if __name__ == "__main__":
