@@ -87,9 +87,18 @@ def refuse_links(path: Path, run: Path | None = None) -> None:
             )
 
 
-def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file; a folder, a pipe or a device, which may never end, is an OSError."""
+LARGEST = 2**28
+"""Bytes of the largest text file of a run; a million reviews take less, and a sparse file can claim any size."""
+LARGEST_IMPORT = 2**31
+"""The same for a file of another program that the user names."""
+
+
+def read_regular(path: Path, largest: int = LARGEST) -> bytes:
+    """Return the content of a regular file; raise OSError for a folder, pipe or device, and for a larger file."""
     refuse_irregular(path)
+    size = path.stat().st_size
+    if size > largest:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes; expected at most {largest:,}", str(path))
     with path.open("rb") as file:
         return file.read()
 

@@ -180,6 +180,7 @@ def test_digits_as_keys_and_as_classes_are_no_hint(run, tmp_path):
         ("key,label\n{key},lion\n", "line 2 of .* says 'lion'; expected a class of the run, 'cannot tell' or"),
         ("", "has the columns none"),
         (b"\xff\xfe\x00", "it is not UTF-8 text"),
+        (f"key,label,{'x' * 200_000}\n", "is not a CSV file: field larger than field limit"),
     ],
 )
 def test_odd_sheets_are_refused_and_nothing_of_them_is_saved(run, tmp_path, content, words):
@@ -198,6 +199,8 @@ def test_sheets_of_other_programs(run, tmp_path):
     sample, path = open_sample(run), tmp_path / "sheet.csv"
     first, second = sample.where(0)[0], sample.where(1)[0]
     path.write_bytes(f"\ufeffkey;label\r\n{first}; dog \r\n{second};\r\n".encode())
+    assert list(read_sheet(path, sample)) == [(0, sample.labels.classes.index("dog"))]
+    path.write_bytes(f"key,label\r{first},dog\r{second},\r".encode())  # "CSV (Macintosh)"
     assert list(read_sheet(path, sample)) == [(0, sample.labels.classes.index("dog"))]
 
 

@@ -11,11 +11,13 @@ from commands import pencil
 from conftest import paint
 from readers import from_folder, from_table, read_table
 
-from pencil import DataError, RunError
+from pencil import DataError, PencilError, RunError
+from pencil.bench.spec import read_spec
 from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
 from pencil.data.sources.regular_files import kind_of, read_regular
 from pencil.files import refuse_path
+from pencil.recipe.trees import find as find_recipe
 
 SMALL = ("--model", "mlp", "--epochs", "1", "--method", "cross_entropy", "--set", "data.workers=0")
 TIMEOUT = 60
@@ -141,6 +143,21 @@ def test_images_and_folders_to_predict_are_read_as_carefully(pets, tmp_path):
     assert {fault.name.rpartition("/")[2] for fault in found} == {"link.png", "pipe.png"}  # mine.png was named
     with pytest.raises(DataError, match="is not a regular file"):
         read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.timeout(TIMEOUT)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("r.toml", find_recipe),
+        ("r.toml", read_spec),
+        ("a.tar", lambda path: read_inputs([Path(path)], DataSettings())),
+    ],
+)
+def test_nothing_waits_for_a_pipe(tmp_path, name, read):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(PencilError, match="it is a pipe, a socket or a device; expected a file"):
+        read(str(tmp_path / name))
 
 
 def test_names_that_are_not_utf8_are_refused(pets, tmp_path):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tomli_w
+import torch
 from commands import pencil as command
 
 import pencil
@@ -21,6 +22,7 @@ from pencil.loggers.trackers import Note
 from pencil.review.session import Review
 from pencil.runs.directory import RunReader, RunWriter
 from pencil.runs.label_table import LabelTable
+from pencil.runs.leftovers import checkpoints_of
 from pencil.runs.manifest import verify
 from pencil.runs.summary import Summary
 
@@ -392,3 +394,59 @@ def test_a_checkpoint_of_another_run_is_refused(whole, tmp_path, monkeypatch):
     seen = command("resume", mine, cwd=tmp_path, code=2).stderr
     assert "does not fit this run" in seen and "restore it from a copy, or train again" in seen
     assert {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()} == before
+
+
+def _momentum(tree, change):
+    states = tree["networks"]["optimizer"]["state"]
+    states[0]["momentum_buffer"] = change(states[0]["momentum_buffer"])
+
+
+HOSTILE = {  # tensors of another shape made torch's kernels write out of bounds
+    "momentum of one number": lambda tree: _momentum(tree, lambda _: torch.zeros(1)),
+    "momentum that is text": lambda tree: _momentum(tree, lambda _: "0.5"),
+    "momentum that is not finite": lambda tree: _momentum(tree, lambda old: torch.full_like(old, torch.nan)),
+    "state of no parameter": lambda tree: tree["networks"]["optimizer"]["state"].update(
+        {99: {"step": torch.zeros(())}}
+    ),
+    "seconds": lambda tree: tree["records"][0].update(seconds={}),
+    "a record": lambda tree: tree["records"].__setitem__(0, ["x", "y", "z"]),
+    "an accuracy": lambda tree: tree["records"][0].update(validation_accuracy="auto"),
+    "best weights": lambda tree: tree["networks"]["best"]["weights"].update({"0.bias": "1"}),
+}
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory):
+    """A run that was stopped after its second epoch."""
+    top = tmp_path_factory.mktemp("half")
+    random = np.random.default_rng(0)
+    np.savez(top / "data.npz", x=random.normal(size=(60, 3)).astype(np.float32), y=np.arange(60) % 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pencil.runs.directory.remove_checkpoints", lambda _: None)
+        command(
+            "train", "data.npz", "--model", "mlp", "--method", "cross_entropy", "--epochs", "2", "--out", "run",
+            "--set", "training.checkpoint_epochs=1", cwd=top,
+        )  # fmt: skip
+    (top / "run/summary.json").unlink()
+    return top
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_checkpoint_with_right_digests_is_refused(half_done, change, tmp_path):
+    shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
+    store = checkpoints_of(tmp_path / "run")
+    newest = store.newest()
+    tree = newest.part("training")
+    change(tree)
+    partial = store.begin(int(newest.path.name.removeprefix("step-")))
+    store.commit(partial, store.write_part(partial, "training", tree))
+    seen = command("resume", "run", cwd=tmp_path, code=2).stderr
+    assert "does not fit this run" in seen and "restore it from a copy, or train again" in seen
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "environment.json", "metrics.jsonl", "summary.json", "reviews.jsonl"])
+def test_a_sparse_file_of_any_size_is_refused(copy, name):
+    with (copy / name).open("ab") as file:
+        file.truncate(2**40)
+    seen = command("review" if name == "reviews.jsonl" else "report", copy, cwd=copy.parent, code=2).stderr
+    assert name in seen and "it has 1,099,511,627,776 bytes; expected at most" in seen

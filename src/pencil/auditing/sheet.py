@@ -126,14 +126,16 @@ def _lines(path: Path, questions: Questions) -> Iterator[tuple[int, tuple[str, s
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise RunError(f"cannot read {path}: {reason}; expected a CSV file with the columns {expected}.") from error
+    if "\n" not in text:  # Excel's "CSV (Macintosh)" ends lines with CR
+        text = text.replace("\r", "\n")
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)  # some spreadsheet programs write semicolons
     lines = csv.DictReader(io.StringIO(text), delimiter=separator)
-    names = [name.strip() for name in lines.fieldnames or ()]
-    if not set(needed) <= set(names):
-        raise RunError(f"{path} has the columns {', '.join(names) or 'none'}; expected {expected}.")
-    lines.fieldnames = names
     try:
+        names = [name.strip() for name in lines.fieldnames or ()]
+        if not set(needed) <= set(names):
+            raise RunError(f"{path} has the columns {', '.join(names)[:200] or 'none'}; expected {expected}.")
+        lines.fieldnames = names
         for number, line in enumerate(lines, 2):
             asked = (line["class"] or "") if "class" in needed else ""
             yield number, ((line["key"] or ""), (line.get("split") or ""), asked, (line[answer] or "").strip())

@@ -15,7 +15,7 @@ from pencil.export.contents import Contents
 from pencil.export.cvat import ANNOTATIONS, read_cvat, save_cvat
 from pencil.export.fiftyone import SAMPLES, is_fiftyone, read_fiftyone, save_fiftyone
 from pencil.export.label_studio import is_label_studio, read_label_studio, save_label_studio
-from pencil.files import parse_json, read_regular, refuse_irregular
+from pencil.files import LARGEST_IMPORT, parse_json, read_regular, refuse_irregular
 from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
 
@@ -158,7 +158,7 @@ def _is_archive(source: Path) -> bool:
 def _read(source: Path) -> bytes:
     """Return the content of a file, or of the annotations in a ZIP archive, as exported by CVAT."""
     if not _is_archive(source):
-        return read_regular(source)
+        return read_regular(source, LARGEST_IMPORT)
     refuse_irregular(source)
     with zipfile.ZipFile(source) as archive:
         found = [name for name in archive.namelist() if name.rpartition("/")[2] == ANNOTATIONS]

@@ -1,7 +1,6 @@
 """Initial weights from a local file; the output layer may have another width."""
 
 import hashlib
-import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -120,7 +119,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
+    except Exception as error:  # a damaged pickle can raise almost anything, MemoryError included
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"cannot read weights from {path}: {reason}; expected safetensors or a torch file.") from error
     while isinstance(loaded, dict) and (inner := next((key for key in WRAPPERS if key in loaded), None)):

@@ -11,6 +11,7 @@ from typing import Any
 from pencil.data.datasets import DATASETS
 from pencil.data.read import FORMS, as_path, is_source
 from pencil.errors import RecipeError
+from pencil.files import read_regular
 from pencil.recipe.schema import Tree
 
 
@@ -44,7 +45,7 @@ def of_source(source: str) -> Tree:
 def read(path: Path) -> Tree:
     """Return the tree of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path).decode())
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}; expected a recipe in TOML.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -53,8 +53,12 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Return the metrics of a line: numbers, except the phase name; unknown metrics are null."""
-    record = parse_json(line)
+    """Return the metrics of a line; see :func:`checked_record`."""
+    return checked_record(parse_json(line))
+
+
+def checked_record(record: Any) -> dict[str, Any]:
+    """Return the metrics of an epoch if they are numbers, except the phase name; unknown metrics are None."""
     if not isinstance(record, dict):
         raise ValueError(f"it is a {type(record).__name__}; expected a JSON object")
     for name, value in record.items():

@@ -22,6 +22,7 @@ from pencil.recipe import DEFAULT_METHOD, Recipe
 from pencil.recipe.resolve import FALLBACK_METHOD
 from pencil.recipe.trees import flatten
 from pencil.runs.checkpoints import Checkpoint
+from pencil.runs.content import checked_record
 from pencil.runs.directory import RunReader
 from pencil.runs.leftovers import checkpoints_of
 from pencil.runs.manifest import check_first_files
@@ -239,6 +240,7 @@ def restore(path: Path, trainer: Trainer, changed_from: RecordedRows | None, sta
 
 def _load_state(checkpoint: Checkpoint, trainer: Trainer, changed_from: RecordedRows | None) -> None:
     state = checkpoint.part("training")
+    state["records"] = [checked_record(record) for record in state["records"]]
     size = sum(name.startswith("rank-") for name in checkpoint.parts())
     shards = [checkpoint.part(f"rank-{rank}") for rank in range(size)]
     if trainer.method.labels is not None and shards and "labels" in shards[0]:

@@ -194,9 +194,26 @@ class Networks:
         """Restore what :meth:`state_dict` returned."""
         for network, weights in zip(self.trained, state["networks"], strict=True):
             network.load_state_dict(weights)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._load_optimizer(state["optimizer"]["state"])
         self.scaler.load_state_dict(state["scaler"])
         for ema, saved in zip(self.emas, state["emas"], strict=True):
             ema.load_state_dict(saved)
         best = state["best"]
         self.best_score, self.best_epoch, self.best_weights = best["score"], best["epoch"], dict(best["weights"])
+        if self.best_weights:
+            with self.at_best():  # raises if they do not fit the network
+                pass
+
+    def _load_optimizer(self, state: dict[int, dict[str, Tensor]]) -> None:
+        """Load what the optimizer keeps for each parameter; its settings are those of the recipe.
+
+        A checkpoint may come from an untrusted source, and torch's kernels write out of bounds if shapes differ.
+        """
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for number, kept in state.items():
+            parameter = parameters[number]
+            for name, value in kept.items():
+                shape = torch.Size() if name == "step" else parameter.shape
+                if not isinstance(value, Tensor) or value.shape != shape or not value.isfinite().all():
+                    raise ValueError(f"{name} of the optimizer is not a finite tensor of shape {tuple(shape)}")
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})

@@ -13,7 +13,7 @@ from pencil.data.rows import Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.table import rows_of_table
 from pencil.errors import DataError
-from pencil.files import parse_json, read_regular
+from pencil.files import LARGEST_IMPORT, parse_json, read_regular
 
 LOCAL_FILES = "/data/local-files/?d="
 """How Label Studio writes the path of a file of local storage."""
@@ -32,7 +32,7 @@ def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
         If the file is not an export, or an annotation does not have exactly one choice.
     """
     try:
-        tasks = parse_json(read_regular(path))
+        tasks = parse_json(read_regular(path, LARGEST_IMPORT))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {error}; expected the JSON export of Label Studio.") from error
     if not isinstance(tasks, list) or not all(

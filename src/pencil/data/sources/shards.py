@@ -26,6 +26,7 @@ from pencil.data.sources.table_files import with_label_values
 from pencil.data.sources.tar_shards import SUFFIXES as TAR
 from pencil.data.sources.tar_shards import TarIndex
 from pencil.errors import DataError, DataWarning, explained, reason_of, setting, warn
+from pencil.files import refuse_irregular
 
 IN_NAME = re.compile(r"([a-z]+)[-_.]")
 """The split at the start of a shard's name, such as ``train-00000-of-00004.parquet``."""
@@ -163,6 +164,7 @@ def _settle_damaged(shard: Path, reason: str, rows: int, expected: str, settings
 def _is_compressed(shard: Path) -> bool:
     """Return whether a file is compressed as a whole; False if it cannot be opened."""
     try:
+        refuse_irregular(shard)
         with shard.open("rb") as file:
             return file.read(8).startswith(MARKS)
     except OSError:  # this is also why it could not be read as a shard

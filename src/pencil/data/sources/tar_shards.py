@@ -23,6 +23,7 @@ from pencil.data.keys import as_keys
 from pencil.data.sources.regular_files import read_slice, version_of
 from pencil.data.sources.shard_files import ShardImages, ShardIndex, refuse_changed
 from pencil.errors import DataError
+from pencil.files import refuse_irregular
 
 SUFFIXES = (".tar",)
 CLASS, FIELDS = ".cls", ".json"
@@ -161,6 +162,7 @@ def _header_faults() -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    refuse_irregular(path)  # opening a pipe would wait for ever
     with _header_faults():
         tar = tarfile.open(path, "r:", tarinfo=_Header)  # noqa: SIM115 - it reads the first header, and is closed below
     with tar:
