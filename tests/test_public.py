@@ -107,18 +107,18 @@ def test_a_resumed_run_says_so(caplog):
 
 def test_nothing_is_printed_without_a_handler():
     code = "from pencil.errors import PencilWarning, warn; import warnings\n"
-    code += "with warnings.catch_warnings(record=True): warn('rows are missing', PencilWarning, stacklevel=1)"
+    code += "with warnings.catch_warnings(record=True): warn('rows are missing', PencilWarning)"
     done = subprocess.run([sys.executable, "-c", f"import pencil\n{code}"], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
 
 
 def test_warnings_are_logged_unless_a_filter_ignores_them(caplog):
     with pytest.warns(pencil.DataWarning, match="two rows"):
-        warn("two rows are alike", pencil.DataWarning, stacklevel=1)
+        warn("two rows are alike", pencil.DataWarning)
     assert [(record.name, record.levelname) for record in caplog.records] == [("pencil", "WARNING")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pencil.PencilWarning)
-        warn("two rows are alike", pencil.DataWarning, stacklevel=1)
+        warn("two rows are alike", pencil.DataWarning)
     assert len(caplog.records) == 1
 
 

@@ -1,9 +1,11 @@
 """Errors and warnings that a user can act on: what was seen, where, what was expected and what to do."""
 
+import contextlib
 import json
 import logging
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +70,11 @@ def setting(key: str, value: Any) -> str:
     return f"settings={{{_literal(key)}: {_literal(value)}}}"
 
 
+def command(name: str, path: Path | str | None, *words: str) -> str:
+    """Return a command of pencil on a run, in backquotes and ready to paste, whatever characters its path has."""
+    return f"`{' '.join(['pencil', name, shlex.quote(str(path)), *words])}`"
+
+
 def argument(name: str) -> str:
     """Return how the caller writes an argument: ``--out`` on the command line, ``out=...`` in Python."""
     return f"--{name}" if on_cli() else f"{name}=..."
@@ -114,11 +121,18 @@ class MethodWarning(PencilWarning):
     """The method or the network does something other than what was asked for, or cannot help."""
 
 
-def warn(message: str, category: type[PencilWarning], stacklevel: int) -> None:
-    """Issue a warning, and log it under ``pencil`` unless a filter ignores it; ``stacklevel`` as in `warnings.warn`."""
+def warn(message: str, category: type[PencilWarning]) -> None:
+    """Issue a warning at the line that called pencil, and log it under ``pencil`` unless a filter ignores it."""
     if not _is_ignored(message, category):
         logging.getLogger("pencil").warning(message)
-    warnings.warn(message, category, stacklevel=stacklevel + 1)
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(WITHIN):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+WITHIN = (str(Path(__file__).parent), contextlib.__file__)
+"""Files whose lines are not the caller's."""
 
 
 def _is_ignored(message: str, category: type[Warning]) -> bool:

@@ -91,7 +91,7 @@ def test_check_trains_nothing_and_says_the_plan(home):
     assert "ready to train" in text and "d9" in text and "small_cnn" in text
     assert not (home / "runs/mine-pencil").exists()
     alone = pencil("check", "mine.npz", "--set", "data.validation=0.0", cwd=home)
-    assert "pencil runs instead" in alone.stderr and "method      pencil; epochs: backbone" in alone.stdout
+    assert "the method 'pencil' runs instead" in alone.stderr and "method      pencil; epochs: backbone" in alone.stdout
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_without_held_out_rows_one_line_names_what_runs_instead():
 def test_its_own_number_of_epochs_is_kept_by_what_runs_instead():
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
     settings = {"method.epochs": 4, "data.validation": 0.0}
-    with pytest.warns(MethodWarning, match="pencil runs instead"):
+    with pytest.warns(MethodWarning, match="the method 'pencil' runs instead"):
         assert pencil.fit("mlp", (points, labels), settings=settings).summary.epochs == 4
 
 

@@ -155,3 +155,20 @@ def test_a_users_own_method_works_like_ours(tmp_path):
     path.write_text("def broken(:")
     with pytest.raises(RecipeError, match=r"mine.py cannot be loaded: SyntaxError"):
         recipe.parse({"method": {"name": f"{path}:Mine"}}, trust=True)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"training": {"lr": 0.1}}, "training.lr: there is no such key; did you mean 'method.lr'?"),
+        ({"data": {"noise": "symmetric"}}, "data.noise: expected a table of keys; saw 'symmetric'"),
+        (
+            {"data": {"noise": {"kind": "symmetric", "rate": 3}}},
+            "data.noise.rate: input should be less than or equal to 1; saw 3",
+        ),
+    ],
+)
+def test_a_mistake_is_named_by_the_key_that_was_written(tree, said):
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(tree)
+    assert said in str(caught.value)

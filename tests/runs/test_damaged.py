@@ -450,3 +450,18 @@ def test_a_sparse_file_of_any_size_is_refused(copy, name):
         file.truncate(2**40)
     seen = command("review" if name == "reviews.jsonl" else "report", copy, cwd=copy.parent, code=2).stderr
     assert name in seen and "it has 1,099,511,627,776 bytes; expected at most" in seen
+
+
+def test_a_run_is_not_data(whole, tmp_path):
+    seen = command("train", whole, "--out", "other", cwd=tmp_path, code=2).stderr
+    assert "is a run directory; expected data; name the data, or resume the run with `pencil resume" in seen
+
+
+def test_commands_of_a_remedy_can_be_pasted_whatever_the_path_is(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "my run")
+    seen = command("audit", "my run", "--results", cwd=tmp_path, code=2).stderr
+    assert "start one with `pencil audit 'my run'`" in seen
+    (tmp_path / "my run/summary.json").unlink()
+    assert "resume it with `pencil resume 'my run'`" in command("show", "my run", cwd=tmp_path, code=2).stderr
+    seen = command("train", "digits", "--out", "my run", cwd=tmp_path, code=2).stderr
+    assert "resume with `pencil resume 'my run'`" in seen

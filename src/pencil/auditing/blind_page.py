@@ -10,6 +10,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pencil.auditing.blind import Blind
+from pencil.errors import command
 from pencil.review.guard import Access
 from pencil.review.inputs import NotShown
 from pencil.review.server import body, guarded, nothing, static, whole
@@ -17,7 +18,7 @@ from pencil.review.session import RefusedError
 
 NO_DATA = (
     "The data of this run cannot be loaded here, so there is nothing to show. `pencil review` says why. Start the "
-    "audit in the folder where you started training, or fill in a sheet: `pencil audit {run} --sheet FILE`."
+    "audit in the folder where you started training, or fill in a sheet: {sheet}."
 )
 NO_PICTURE = "This row cannot be shown. If you cannot tell its class, answer 'cannot tell'."
 
@@ -60,9 +61,8 @@ class _Answers:
     async def pictures(self, _request: Request) -> Response:
         self.blind.pictures.start()
         state = self.blind.pictures.state
-        return JSONResponse(
-            {"kind": state.kind, "reason": NO_DATA.format(run=self.blind.run) if state.kind == "none" else ""}
-        )
+        sheet = command("audit", self.blind.run, "--sheet", "FILE")
+        return JSONResponse({"kind": state.kind, "reason": NO_DATA.format(sheet=sheet) if state.kind == "none" else ""})
 
     async def picture(self, request: Request) -> Response:
         content, media = await self._shown(self.blind.pictures.picture, request)

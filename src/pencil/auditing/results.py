@@ -13,7 +13,7 @@ from pencil.auditing.estimate import Fraction, audited_fraction, fraction_interv
 from pencil.auditing.questions import CANNOT_TELL, NO_CLASS, Questions
 from pencil.auditing.sample import AuditSample
 from pencil.decisions import REVIEWS, Decision, History, Unit
-from pencil.errors import RunError
+from pencil.errors import RunError, command
 from pencil.runs.audited import Decide, write_audit
 from pencil.runs.directory import RunReader
 from pencil.runs.layout import is_audited
@@ -139,7 +139,7 @@ def measure(answers: Answers) -> tuple[AuditSummary, Decided]:
     if answers.missing:
         raise RunError(
             f"only {len(answers.codes)} {answers.questions.nouns[1]} are answered; expected {answers.missing} more; "
-            f"continue with `pencil audit {answers.sample.run}`."
+            f"continue with {command('audit', answers.sample.run)}."
         )
     sample, questions, decided = answers.sample, answers.questions, decide(answers)
     wrong = answers.differs(decided.corrected)

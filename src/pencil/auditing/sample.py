@@ -9,7 +9,7 @@ import numpy as np
 from pencil.auditing.design import LEAST_ROWS, ROWS, Strata, build_strata, draw_sample
 from pencil.auditing.questions import Questions, questions_of
 from pencil.decisions import Unit
-from pencil.errors import RunError
+from pencil.errors import RunError, command
 from pencil.files import read_json, write_json
 from pencil.runs.directory import RunReader
 from pencil.runs.label_columns import ENTRY_SCORES, GIVEN_PROBS, SUSPECTS
@@ -115,7 +115,7 @@ def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, 
     """
     labels, stored = trained_labels(run), read_design(run)
     if stored is None and not new:
-        raise RunError(f"the run in {run} has no audit yet (no {DESIGN}); start one with `pencil audit {run}`.")
+        raise RunError(f"the run in {run} has no audit yet (no {DESIGN}); start one with {command('audit', run)}.")
     sample = plan_sample(run, labels, stored, rows, seed)
     if stored is None or sample.stages != tuple(stored["stages"]):
         write_json(run / DESIGN, sample.to_tree(), indent=None)
@@ -180,7 +180,7 @@ def read_design(run: Path) -> dict[str, Any] | None:
     if isinstance(tree, dict) and tree.get("format") in range(1, FORMAT):
         raise RunError(
             f"{path} has format {tree['format']}, of a version before 1.0 that drew samples in another way; "
-            f"expected format {FORMAT}; remove the file and start again with `pencil audit {run}`."
+            f"expected format {FORMAT}; remove the file and start again with {command('audit', run)}."
         )
     if not (
         isinstance(tree, dict)

@@ -13,7 +13,7 @@ import numpy as np
 from pencil.auditing.blind import Blind
 from pencil.auditing.questions import Questions
 from pencil.auditing.sample import AuditSample
-from pencil.errors import RunError
+from pencil.errors import RunError, command
 from pencil.files import atomic_write, read_regular
 from pencil.formulas import escape_formula
 
@@ -57,7 +57,7 @@ def refuse_telling_keys(sample: AuditSample) -> None:
         place = next(place for place, key in enumerate(keys) if given[place] in key)
         raise RunError(
             f"the keys of this run contain the given labels ({keys[place]!r}), so a sheet would not be blind; expected "
-            f"keys without them; answer on the page instead: `pencil audit {sample.run}`."
+            f"keys without them; answer on the page instead: {command('audit', sample.run)}."
         )
 
 
@@ -81,7 +81,7 @@ def read_sheet(path: Path, sample: AuditSample) -> Iterator[tuple[int, int]]:
             raise RunError(
                 f"line {number} of {path} names {' / '.join(wanted)!r}, which does not identify one "
                 f"{questions.nouns[0]} of the sample; expected the keys that "
-                f"`pencil audit {sample.run} --sheet` wrote; fix or remove the line."
+                f"{command('audit', sample.run, '--sheet')} wrote; fix or remove the line."
             )
         if code is None:
             raise RunError(

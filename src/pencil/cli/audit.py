@@ -19,7 +19,7 @@ from pencil.cli.serving import (
     is_remote,
     listen,
 )
-from pencil.errors import RunError
+from pencil.errors import RunError, command
 from pencil.terminal import counted
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
     if found is None:
         echo(
             f"answered: {counted(len(answered.codes), *answered.questions.nouns)}; {answered.missing:,} more are "
-            f"needed for a first result; continue with `pencil audit {run}`",
+            f"needed for a first result; continue with {command('audit', run)}",
             err=True,
         )
         if as_json:  # empty output could be mistaken for a result
@@ -138,7 +138,7 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
         echo(line)
     if target is not None:
         echo(_target_words(run, found, target, needed, answered.questions.nouns))
-    echo(f"results written to {run}; add them to the report with `pencil report {run}`", err=True)
+    echo(f"results written to {run}; add them to the report with {command('report', run)}", err=True)
 
 
 def _words(found: "AuditSummary", answered: "Answers") -> list[str]:
@@ -179,4 +179,4 @@ def _target_words(run: Path, found: "AuditSummary", target: float, needed: int |
         return f"target {100 * target:g} %: reached; the interval starts at {100 * found.corrected_right.low:.1f} %"
     rows = found.rows + needed
     more = counted(needed, *(f"more {noun}" for noun in nouns))
-    return f"target {100 * target:g} %: about {more} needed: `pencil audit {run} --rows {rows}`"
+    return f"target {100 * target:g} %: about {more} needed: {command('audit', run, '--rows', str(rows))}"

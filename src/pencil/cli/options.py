@@ -101,7 +101,8 @@ def build_recipe(
             tree = recipe.assign(tree, key.split("."), value)
     tree = recipe.override(tree, assignments or [])
     trusted = named_files(method, options.get("model.name"), assignments, trust=trust)
-    return recipe.parse(tree, what, trust=trusted, skip_refused=skip_refused)
+    origin = what if what.endswith(".toml") and not assignments else "this command"
+    return recipe.parse(tree, origin, trust=trusted, skip_refused=skip_refused)
 
 
 def _with_length(tree: dict[str, Any], epochs: int | None, budget: str | None) -> dict[str, Any]:

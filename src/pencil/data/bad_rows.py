@@ -69,7 +69,7 @@ class BadRows:
         none_left = len(self._reasons) == len(keys)
         if on_bad_rows == "error" or none_left:
             self.refuse(keys, total=len(keys), remedy="" if none_left else None)
-        warn(self.describe_skipped(keys, len(keys)), DataWarning, stacklevel=3)
+        warn(self.describe_skipped(keys, len(keys)), DataWarning)
         return np.setdiff1d(np.arange(len(keys)), np.array(sorted(self._reasons)))
 
     def describe(self, keys: np.ndarray | None = None, total: int | None = None) -> str:

@@ -281,7 +281,6 @@ def warn_of_many_classes(examples: Examples) -> None:
         f"the labels{column} have {classes:,} classes in {rows:,} rows, {rows / classes:.1f} rows per class; they look "
         f"like numbers or ids, not classes; {other}group the values into fewer classes",
         DataWarning,
-        stacklevel=2,
     )
 
 
@@ -298,5 +297,4 @@ def warn_of_unknown_rows(examples: Examples) -> None:
             f"{unknown:,} of {len(examples):,} training rows {have} {UNKNOWN} and {are} ignored in training; label "
             f"{them} or remove {them}",
             DataWarning,
-            stacklevel=2,
         )

@@ -26,11 +26,7 @@ def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
     """
     decisions = chosen_labels(path)
     if not decisions:
-        warn(
-            f"{path} pins no labels: no decision in it has a label; review rows with `pencil review`",
-            DataWarning,
-            stacklevel=3,
-        )
+        warn(f"{path} pins no labels: no decision in it has a label; review rows with `pencil review`", DataWarning)
     train = [decision for decision in decisions if drawn or decision.split != "validation"]
     validation = decisions if drawn else [decision for decision in decisions if decision.split == "validation"]
     parts = [(splits.train, _by_key(train))]
@@ -93,7 +89,6 @@ def _refuse_unknown_keys(path: Path, unknown: list[str], decisions: Sequence[Dec
             f"{len(unknown):,} of the {len(decisions):,} labels in {path} {rows} not in the data, such as "
             f"{unknown[0]!r}; {agreed(len(unknown), 'it is', 'they are')} ignored",
             DataWarning,
-            stacklevel=4,
         )
         return
     raise DataError(

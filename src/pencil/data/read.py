@@ -99,7 +99,7 @@ def read_like(
     if splits.unlabelled is not None:
         count = len(splits.unlabelled)
         have, are = agreed(count, "has", "have"), agreed(count, "is", "are")
-        warn(f"{counted(count, 'row')} of {source} {have} no label and {are} ignored", DataWarning, stacklevel=3)
+        warn(f"{counted(count, 'row')} of {source} {have} no label and {are} ignored", DataWarning)
     return replace(splits, unlabelled=None)
 
 

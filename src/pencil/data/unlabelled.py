@@ -42,7 +42,7 @@ def _labelled(examples: Examples | None, split: str) -> Examples | None:
         return examples
     count = int(missing.sum())
     have, are = agreed(count, "has", "have"), agreed(count, "is", "are")
-    warn(f"{count:,} of {len(examples):,} {split} rows {have} no label and {are} ignored", DataWarning, stacklevel=4)
+    warn(f"{count:,} of {len(examples):,} {split} rows {have} no label and {are} ignored", DataWarning)
     return None if missing.all() else examples.subset((~missing).nonzero()[:, 0])
 
 

@@ -67,7 +67,6 @@ class Job:
                 "--engine ray only computes the features of a frozen backbone, but the whole network is trained: "
                 "training runs on this machine (use torchrun to train on several machines)",
                 PencilWarning,
-                stacklevel=2,
             )
         if not isinstance(self.network, FrozenNetwork) or self.features is not None:
             return self

@@ -480,4 +480,4 @@ def _write_report(run: Run, splits: Splits | None) -> None:
     try:
         write_report(run, splits=splits)
     except PencilError as error:
-        warn(f"the report could not be written: {error}", PencilWarning, stacklevel=3)
+        warn(f"the report could not be written: {error}", PencilWarning)

@@ -35,7 +35,6 @@ def log_model(run: Run, client: Any, run_id: str) -> None:
             f"the network {name!r} is not logged as a model, because MLflow could not rebuild it; log it with "
             "mlflow.pytorch.log_model(run.model).",
             PencilWarning,
-            stacklevel=4,
         )
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -111,7 +111,7 @@ class Trackers(Observer):
             try:
                 getattr(tracker, what)(*arguments)
             except _failures() as error:
-                warn(f"{name} could not log: {error}; training continues", PencilWarning, stacklevel=3)
+                warn(f"{name} could not log: {error}; training continues", PencilWarning)
 
 
 def refuse_links_out(run: Path, name: str) -> None:

@@ -377,7 +377,7 @@ class Auto(Method):
             message = "held-out labels were never predicted better than chance"
             self._note(message)
             if state.done > self.patience and len(held_out[1]) >= ENOUGH_HELD_OUT:
-                warn(message, MethodWarning, stacklevel=2)
+                warn(message, MethodWarning)
         else:
             self._note(
                 f"training ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}"
@@ -428,7 +428,7 @@ class Auto(Method):
                 "correction, and labels to its posterior"
             )
             self._note(message)
-            warn(message, MethodWarning, stacklevel=2)
+            warn(message, MethodWarning)
             context.restore_weights(state.best_weights)
             context.restart_dynamics()
             self.relabel(context)

@@ -124,7 +124,6 @@ class Pencil(Method):
                 f"pull is {self.label_pull:g} with the {self.compatibility} compatibility loss: no label "
                 "distribution can change its maximum; corrected labels are read with the compatibility term removed",
                 MethodWarning,
-                stacklevel=2,
             )
         self.labels = task.new_labels(self.form)
         step: AnySchedule = as_schedule(defaults.step) if self.step is None else self.step

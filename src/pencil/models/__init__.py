@@ -152,11 +152,7 @@ def build(
     if settings.weights is not None and not fresh:
         unfitted = load_weights(network, settings.weights.expanduser(), num_classes)
         if unfitted and settings.train != "head":
-            warn(
-                f"{settings.weights} has no matching {', '.join(unfitted)}; they start fresh",
-                MethodWarning,
-                stacklevel=2,
-            )
+            warn(f"{settings.weights} has no matching {', '.join(unfitted)}; they start fresh", MethodWarning)
     if settings.train != "head":
         return network
     with seeded(seed, "head"):

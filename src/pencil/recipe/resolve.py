@@ -18,6 +18,8 @@ from pencil.terminal import counted
 from pencil.user_file import Trust, as_trust, describe_refusal
 
 FALLBACK_METHOD = "pencil"
+NOT_A_TABLE = ("model_attributes_type", "model_type", "dict_type")
+"""Types of pydantic's errors for a value where a table is expected."""
 
 
 def parse(
@@ -59,7 +61,9 @@ def parse(
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        problems += _explain(error, (), _paths(Recipe.model_json_schema()))
+        problems += _explain(
+            error, (), _paths(Recipe.model_json_schema()) + (_method_keys(tree, trust) if with_method else [])
+        )
     if problems or recipe is None:
         raise RecipeError(
             f"{counted(len(problems), 'error')} in {origin}:\n" + "\n".join(f"  {line}" for line in problems)
@@ -88,7 +92,7 @@ def with_runnable_method(recipe: Recipe, *, held_out_rows: int) -> Recipe:
             f"{reason}, and {FALLBACK_METHOD}, which would run instead, has no {', '.join(unusable)}; remove "
             f"method.{unusable[0]}, or choose a method with method.name."
         )
-    warn(f"{reason}; {FALLBACK_METHOD} runs instead with its defaults", MethodWarning, stacklevel=2)
+    warn(f"{reason}; the method {FALLBACK_METHOD!r} runs instead, with its defaults", MethodWarning)
     lr, epochs = recipe.method["lr"], recipe.method["epochs"]
     if "epochs" in recipe.given_arguments and recipe.training.epochs is None:
         recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": epochs})})
@@ -132,22 +136,45 @@ def method_name(tree: Mapping[str, Any]) -> str:
 def _explain(error: ValidationError, prefix: tuple[str, ...], known: list[str]) -> list[str]:
     lines = []
     for problem in error.errors():
-        where = ".".join(map(str, (*prefix, *problem["loc"])))
+        where = _without_tags((*prefix, *map(str, problem["loc"])), known)
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             close = _closest(where, known)
             lines.append(f"{where}: there is no such key" + (f"; did you mean {close!r}?" if close else "."))
         else:
             message = problem["msg"][:1].lower() + problem["msg"][1:]
+            message = "expected a table of keys" if problem["type"] in NOT_A_TABLE else message
             seen = "" if problem["type"] == "missing" else f"; saw {problem['input']!r}"
             lines.append(f"{where}: {message}{seen}")
     return lines
 
 
+def _without_tags(place: tuple[str, ...], known: list[str]) -> str:
+    """Return the dotted key of a place, without the kind that pydantic names where a table may be of several kinds."""
+    where = ""
+    for position, part in enumerate(place):
+        inner = f"{where}.{part}" if where else part
+        is_tag = where in known and inner not in known and position + 1 < len(place)
+        where = where if is_tag and f"{where}.{place[position + 1]}" in known else inner
+    return where
+
+
+def _method_keys(tree: Tree, trust: Trust) -> list[str]:
+    """Return the dotted keys of the method's arguments; none if there is no such method."""
+    try:
+        return [f"method.{key}" for key in method_arguments(method_name(tree), trust).model_fields]
+    except (RecipeError, ValueError, TypeError):
+        return []
+
+
 def _closest(path: str, known: list[str]) -> str | None:
-    """The most similar known key: a similar spelling, or the same name in another section."""
+    """The most similar known key: the same name in another section, or a similar spelling."""
+    name = path.rsplit(".", 1)[-1]
+    for candidate in known:
+        if candidate.rsplit(".", 1)[-1] == name and candidate.count(".") == path.count("."):
+            return candidate
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     last = {candidate.rsplit(".", 1)[-1]: candidate for candidate in sorted(known, key=len, reverse=True)}
-    alike = difflib.get_close_matches(path.rsplit(".", 1)[-1], last, n=1, cutoff=0.75)
+    alike = difflib.get_close_matches(name, last, n=1, cutoff=0.75)
     return close[0] if close else last[alike[0]] if alike else None
 
 

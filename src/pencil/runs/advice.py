@@ -74,7 +74,7 @@ def describe_doubt(summary: Summary) -> str:
     labels, rate = summary.labels, summary.noise_rate
     if rate is None or summary.audit is not None:
         return ""
-    low, high = (int(float(f"{end * labels.total:.2g}")) for end in (rate.low, rate.high))
+    low, high = (round(float(f"{end * labels.total:.2g}")) for end in (rate.low, rate.high))
     most = rate.high * labels.total
     if most <= 2 * labels.total_changed or most <= labels.total_changed + POINT * labels.total:
         return ""

@@ -152,7 +152,7 @@ class Checkpoints:
             found, reason = self._examine(path)
             if found is not None:
                 for each in damaged:
-                    warn(f"a checkpoint is damaged: {each} Using {path}.", PencilWarning, stacklevel=2)
+                    warn(f"a checkpoint is damaged: {each} Using {path}.", PencilWarning)
                 return found
             if path.exists():  # otherwise the run is still training and has pruned it
                 damaged.append(reason)
@@ -302,7 +302,7 @@ def _remove(path: Path) -> None:
     except RunError:
         raise
     except OSError as error:  # a superfluous checkpoint must not stop training
-        warn(f"cannot remove {path}: {reason_of(error)}; remove it by hand.", PencilWarning, stacklevel=2)
+        warn(f"cannot remove {path}: {reason_of(error)}; remove it by hand.", PencilWarning)
 
 
 def _step(path: Path) -> int:

@@ -73,7 +73,7 @@ def clear_finished(path: Path) -> None:
         except InUseError:
             return
         except RunError as error:  # for example on a read-only disk
-            warn(f"cannot clean up a finished run: {error}", PencilWarning, stacklevel=3)
+            warn(f"cannot clean up a finished run: {error}", PencilWarning)
             return
         remove_checkpoints(path)
 

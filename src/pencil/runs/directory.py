@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from pencil.errors import PencilWarning, RecipeError, RunError, argument, on_cli, reason_of, warn
+from pencil.errors import PencilWarning, RecipeError, RunError, argument, command, on_cli, reason_of, warn
 from pencil.files import (
     digest,
     make_folder,
@@ -137,7 +137,7 @@ class RunReader:
         if finished and is_unfinished(self.path):
             raise RunError(
                 f"the run in {self.path} has not finished (it has no {SUMMARY}); resume it with "
-                f"`pencil resume {self.path}`."
+                f"{command('resume', self.path)}."
             )
         _check_format(self.path, self.environment)
         self.as_trained = as_trained
@@ -338,13 +338,13 @@ class RunWriter:
 
     def _check_empty(self) -> None:
         if not self.resume and not is_empty(self.path):
-            resume = f"`pencil resume {self.path}`" if on_cli() else "resume=True"
+            resume = command("resume", self.path) if on_cli() else "resume=True"
             hint = f"resume with {resume}, or " if is_unfinished(self.path) else ""
             if is_run(self.path) and not hint and not on_cli():
                 hint = f"open the finished run with {resume}, or "
+            seen = "is a file" if self.path.is_file() else "is not empty"
             raise RunError(
-                f"{self.path} is not empty; expected a new or empty directory; {hint}choose another with "
-                f"{argument('out')}."
+                f"{self.path} {seen}; expected a new or empty directory; {hint}choose another with {argument('out')}."
             )
 
     def __exit__(self, *_: object) -> None:
@@ -386,11 +386,7 @@ class RunWriter:
             with (self.path / METRICS).open("a", encoding="utf-8", newline="\n") as lines:
                 lines.write(json.dumps(record) + "\n")
         except OSError as error:  # checkpoints also contain the metrics, and `finish` rewrites all of them
-            warn(
-                f"cannot write {self.path / METRICS}: {error.strerror}; training continues.",
-                PencilWarning,
-                stacklevel=2,
-            )
+            warn(f"cannot write {self.path / METRICS}: {error.strerror}; training continues.", PencilWarning)
 
     def record_failure(self, error: Exception) -> None:
         """Record why training failed; on a full disk only the exception itself reports it."""

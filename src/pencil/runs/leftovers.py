@@ -43,7 +43,6 @@ def remove_checkpoints(path: Path) -> None:
             warn(
                 f"cannot remove {left}, which is no longer needed: {error.strerror or error}; remove it by hand.",
                 PencilWarning,
-                stacklevel=3,
             )
 
 

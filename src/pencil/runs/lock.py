@@ -59,11 +59,7 @@ class RunLock:
                     "check its permissions, or choose another --out."
                 ) from error
             file.unlink(missing_ok=True)  # it does not lock anything
-            warn(
-                f"{self.path} cannot be locked: {error.strerror}; do not start a second run in it.",
-                PencilWarning,
-                stacklevel=2,
-            )
+            warn(f"{self.path} cannot be locked: {error.strerror}; do not start a second run in it.", PencilWarning)
         self._held = lock
         return self
 

@@ -69,7 +69,7 @@ def check_unchanged(path: Path) -> None:
         f"{key} is {now[key]!r} (previously {stored.get(key)!r})" for key in BIT_KEYS if now[key] != stored.get(key)
     ]
     if other:
-        warn(f"the result may differ in its last bits: {'; '.join(other)}", PencilWarning, stacklevel=3)
+        warn(f"the result may differ in its last bits: {'; '.join(other)}", PencilWarning)
 
 
 def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
@@ -181,7 +181,7 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
         places = torch.tensor(same + others, dtype=torch.int64)
         ordered = replace(ordered, unlabelled=loaded.unlabelled.subset(places))
     if stored == _fingerprints(ordered, recipe):
-        warn("the order of the rows has changed; they are matched by key", DataWarning, stacklevel=3)
+        warn("the order of the rows has changed; they are matched by key", DataWarning)
         return ordered, None
     gone = len(keys) - len(kept)
     what = f"{counted(gone, 'row')} {agreed(gone, 'was', 'were')} removed, {len(new):,} added"
@@ -195,11 +195,7 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
         raise DataError(
             f"the data has changed ({what}), so data.noise or data.rows would select different rows; train again."
         )
-    warn(
-        f"the data has changed: {what}; labels are matched by key, and the current epoch is restarted",
-        DataWarning,
-        stacklevel=3,
-    )
+    warn(f"the data has changed: {what}; labels are matched by key, and the current epoch is restarted", DataWarning)
     return ordered, RecordedRows(keys[split == "train"], keys[split == "validation"])
 
 

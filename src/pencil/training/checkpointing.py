@@ -96,11 +96,7 @@ class Checkpointer:
         except RunError as error:
             if agreed == STOP:
                 raise
-            warn(
-                f"{error} Training continues; the next attempt is in {self.seconds / 60:g} minutes.",
-                PencilWarning,
-                stacklevel=2,
-            )
+            warn(f"{error} Training continues; the next attempt is in {self.seconds / 60:g} minutes.", PencilWarning)
         if agreed == STOP:
             place = f"epoch {len(trainer.records) + 1}, step {trainer.position.step}"
             cause = self.request.signal or "a signal to another process"
@@ -137,7 +133,7 @@ class Checkpointer:
         try:
             self.save(trainer)
         except RunError as error:
-            warn(f"{error} Training has ended; its results are written now.", PencilWarning, stacklevel=2)
+            warn(f"{error} Training has ended; its results are written now.", PencilWarning)
             return False
         return True
 

@@ -42,7 +42,6 @@ def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Pha
                     "no layer of the network has reset_parameters, so networks that train side by side start with the "
                     "same weights and learn the same; add a reset_parameters method to its modules",
                     MethodWarning,
-                    stacklevel=2,
                 )
         return another
 

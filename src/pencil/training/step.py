@@ -268,7 +268,10 @@ def refuse_unsuited(method: Method, train: Examples, minutes: float | None) -> N
             "row_losses, such as auto, pencil or cross_entropy; choose one of these, or remove sample_weight."
         )
     if minutes is not None and not needs.wall_clock:
-        raise TrainingError(f"{name} does not support a time budget; set training.epochs (--epochs) instead.")
+        raise TrainingError(
+            f"{name} does not support a time budget; set training.epochs (--epochs) instead, or choose a method that "
+            "declares wall_clock, such as auto."
+        )
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:

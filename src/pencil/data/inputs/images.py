@@ -275,7 +275,7 @@ class ImageInputs(Inputs):
                 raise self._all_faults(faults)
             if fault.row not in self.faults:
                 self.faults[fault.row] = fault.reason
-                warn(f"{_cannot_be_read(fault)}; the row is skipped", DataWarning, stacklevel=3)
+                warn(f"{_cannot_be_read(fault)}; the row is skipped", DataWarning)
 
     def _all_faults(self, first: list[Fault]) -> DataError:
         """Return the error that counts all unreadable images; the search takes a limited time."""

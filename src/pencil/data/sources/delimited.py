@@ -112,7 +112,6 @@ def read_delimited(
         warn(
             f"{path} is not UTF-8 and is read as {GUESSED[dialect.encoding]}; if letters look wrong, save it as UTF-8",
             DataWarning,
-            stacklevel=2,
         )
     cells, lines = _cells(dict.fromkeys(texts, pa.string())), _Lines()
     try:
@@ -186,11 +185,7 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
     else:
         raise _too_long(path)
     if lines.found:
-        warn(
-            f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, skipped",
-            DataWarning,
-            stacklevel=2,
-        )
+        warn(f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, skipped", DataWarning)
 
 
 def _as_meant(table: pa.Table) -> pa.Table:
@@ -234,7 +229,7 @@ class _Lines:
             bad.add(row + FIRST_LINE, reason)
         if on_bad_rows == "error" or not others:
             bad.refuse(total=others + len(bad), remedy=None if others else "")
-        warn(bad.describe_skipped(total=others + len(bad)), DataWarning, stacklevel=4)
+        warn(bad.describe_skipped(total=others + len(bad)), DataWarning)
 
 
 @cache

@@ -94,7 +94,6 @@ def _without_empty(folder: Path, images: Mapping[str, np.ndarray]) -> dict[str, 
             f"{len(empty)} of {len(images)} sub-folders of {folder} contain no images and are not used as classes: "
             f"{shorten(list(map(repr, empty)))}",
             DataWarning,
-            stacklevel=4,
         )
     return {name: paths for name, paths in images.items() if len(paths)}
 

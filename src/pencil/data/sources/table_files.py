@@ -97,7 +97,6 @@ def with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Se
                 f"classes; write them in the same way if they are one class, or list all classes with "
                 f"{setting('data.classes', ['NAME', 'NAME'])}",
                 DataWarning,
-                stacklevel=2,
             )
         table = table.set_column(table.column_names.index(name), name, values)
     return table
