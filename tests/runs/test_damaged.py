@@ -462,6 +462,6 @@ def test_commands_of_a_remedy_can_be_pasted_whatever_the_path_is(whole, tmp_path
     seen = command("audit", "my run", "--results", cwd=tmp_path, code=2).stderr
     assert "start one with `pencil audit 'my run'`" in seen
     (tmp_path / "my run/summary.json").unlink()
-    assert "resume it with `pencil resume 'my run'`" in command("show", "my run", cwd=tmp_path, code=2).stderr
+    assert "resume it with `pencil resume 'my run'`" in command("labels", "my run", cwd=tmp_path, code=2).stderr
     seen = command("train", "digits", "--out", "my run", cwd=tmp_path, code=2).stderr
     assert "resume with `pencil resume 'my run'`" in seen
