@@ -14,6 +14,7 @@ ORDER = [
         "errors",
         "seeding",
         "files",
+        "memory",
         "terminal",
         "user_file",
         "decisions",

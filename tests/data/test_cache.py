@@ -76,6 +76,43 @@ def test_a_cache_that_lost_its_pixels_is_made_anew(pets, tmp_path, decoded):
     assert torch.equal(values(ready(pets, tmp_path / "cache")), before) and len(decoded) == 40
 
 
+SHAPE = '"shape": [20, 3, 8, 8]'
+INDEXES = ["", "[]", "{}", "\xff", "[" * 100_000, " " * 2**20, f'{{{SHAPE}, "unreadable": [20]}}',
+           f'{{{SHAPE}, "unreadable": "x"}}', f'{{{SHAPE}, "unreadable": [1.5]}}',
+           '{"shape": [1], "unreadable": []}']  # fmt: skip
+
+
+@pytest.mark.parametrize("content", INDEXES)
+def test_a_cache_with_a_damaged_index_is_made_anew(pets, tmp_path, decoded, content):
+    before = values(ready(pets, tmp_path / "cache"))
+    next((tmp_path / "cache").glob("*.json")).write_text(content, "latin-1")
+    assert torch.equal(values(ready(pets, tmp_path / "cache")), before) and len(decoded) == 40
+    ready(pets, tmp_path / "cache")
+    assert len(decoded) == 40
+
+
+def test_a_cache_with_damaged_pixels_is_made_anew(pets, tmp_path, decoded):
+    before = values(ready(pets, tmp_path / "cache"))
+    pixels = next((tmp_path / "cache").glob("*.pixels"))
+    for size in (10, 2**40):
+        os.truncate(pixels, size)
+        assert torch.equal(values(ready(pets, tmp_path / "cache")), before)
+    pixels.replace(tmp_path / "mine")
+    pixels.symlink_to(tmp_path / "mine")
+    assert torch.equal(values(ready(pets, tmp_path / "cache")), before) and not pixels.is_symlink()
+    assert len(decoded) == 80
+
+
+@pytest.mark.parametrize("suffix", ["pixels", "json"])
+def test_a_folder_in_place_of_a_cache_file_is_reported(pets, tmp_path, suffix):
+    ready(pets, tmp_path / "cache")
+    path = next((tmp_path / "cache").glob(f"*.{suffix}"))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=r"cannot write the cache .* in .*cache: Is a directory; .*data.cache"):
+        ready(pets, tmp_path / "cache")
+
+
 def test_rows_that_cannot_be_read_are_remembered(pets, tmp_path, decoded):
     truncate(pets / "cat/0.png"), truncate(pets / "dog/4.png")
     with pytest.warns(DataWarning, match="the row is skipped"):

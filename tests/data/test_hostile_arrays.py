@@ -16,8 +16,8 @@ from scipy import sparse
 from pencil import DataError
 from pencil.data import from_arrays
 from pencil.data.sources.arrays import as_input_tensor
-from pencil.data.sources.npz import as_size, memory_limit
 from pencil.data.sources.torch_dataset import from_dataset
+from pencil.memory import as_size, memory_limit
 
 VALUES = np.arange(12.0).reshape(4, 3)
 Y = [0, 1, 0, 1]

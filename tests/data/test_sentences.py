@@ -71,6 +71,20 @@ def test_vectors_are_computed_once(model, tmp_path, monkeypatch):
     assert len(seen) == 4
 
 
+def test_a_store_that_is_only_read_is_not_changed(model, tmp_path):
+    folder = tmp_path / "store"
+    only_read = Sentences(folder, read_only=True)
+    expected = model.embed(TEXTS)
+    np.testing.assert_allclose(only_read.embed(TEXTS), expected, atol=2e-3)
+    assert not folder.exists()
+    Sentences(folder).embed(TEXTS[:2])
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    found = only_read.embed([TEXTS[2], *TEXTS])
+    np.testing.assert_allclose(found, expected[[2, *range(len(TEXTS))]], atol=2e-3)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert only_read.embed([]).shape == (0, WIDTH)
+
+
 def test_sentence_vectors_follow_the_tokens_and_terms(model, tmp_path):
     texts = [f"{text} number {row % 7}" for row in range(30) for text in TEXTS]
     pq.write_table(pa.table({"text": texts, "label": ["a", "b"] * 60}), tmp_path / "t.parquet")

@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import sqlite3
 import struct
 import sys
 import time
+from contextlib import closing
 from typing import get_args
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import nn
 
 import pencil
 from pencil import RecipeError, Stopped
+from pencil.errors import RunError
 from pencil.loggers import mlflow_model, trackers
 from pencil.recipe import parse
 from pencil.runs.directory import RunReader
@@ -223,6 +226,61 @@ def test_a_run_that_goes_on_repeats_nothing_and_loses_nothing(tmp_path):
     first, second = sorted((out / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
     assert first.name == second.name  # the same id
     assert wandb_curve(second, "loss") == expected(run, "loss")
+
+
+def change_database(out, *statements):
+    with closing(sqlite3.connect(out / "mlflow" / "mlflow.db")) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
+@pytest.mark.parametrize("location", ["file://{}/outside", "{}/outside", "s3://bucket"])
+def test_a_database_that_leads_out_of_the_run_is_refused(mlflow_folder, location):
+    """A received run may have been changed: MLflow would write wherever its database says."""
+    out = mlflow_folder / "run"
+    where = f"'{location.format(mlflow_folder)}'"
+    inside = f"'{(out / 'mlflow' / 'artifacts').as_uri()}'"
+    for experiments, runs, note in ((where, inside, True), (inside, where, True), (where, inside, False)):
+        change_database(
+            out, f"UPDATE experiments SET artifact_location = {experiments}", f"UPDATE runs SET artifact_uri = {runs}"
+        )
+        (out / "mlflow" / "run.json").write_text(mlflow_folder.joinpath("note").read_text())
+        if not note:
+            (out / "mlflow" / "run.json").unlink()
+        with pytest.raises(RunError, match=r"cannot log to mlflow: its database keeps files in .*; remove this folder"):
+            trackers.Trackers(parse({"training": {"log": ["mlflow"]}}), out).begin([])
+    assert sorted(path.name for path in mlflow_folder.iterdir()) == ["note", "run"]
+
+
+@pytest.fixture(scope="module")
+def mlflow_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mlflow")
+    (folder / "run").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        trackers.MLflow(parse({}), folder / "run")
+    shutil.copyfile(folder / "run" / "mlflow" / "run.json", folder / "note")
+    return folder
+
+
+def test_only_places_in_the_folder_are_allowed(tmp_path):
+    folder = tmp_path / "a folder"
+    assert mlflow_model.place_within(folder, (folder / "x").as_uri()) == folder / "x"
+    (tmp_path / "link").symlink_to(folder.parent)
+    for location in (None, "", "x", "http://[", f"{folder.as_uri()}%00", f"{folder.as_uri()}/../x", f"file:{folder}x",
+                     folder.as_uri().replace("file://", "file://host"), f"{tmp_path.as_uri()}/link/x"):  # fmt: skip
+        with pytest.raises(RunError, match="its database keeps files in"):
+            mlflow_model.place_within(folder, location)
+
+
+def test_a_model_is_not_written_where_a_trigger_of_the_database_says(tmp_path):
+    run = train(tmp_path / "run", "mlflow")
+    log, outside = trackers.MLflow(run.recipe, run.path), (tmp_path / "outside").as_uri()
+    update = f"UPDATE logged_models SET artifact_location = '{outside}'"
+    change_database(run.path, f"CREATE TRIGGER move AFTER INSERT ON logged_models BEGIN {update}; END")
+    with pytest.raises(RunError, match=r"its database keeps files in 'file:.*outside'"):
+        log.finish(run)
+    assert not (tmp_path / "outside").exists()
 
 
 def test_logging_may_begin_when_a_run_is_resumed(tmp_path):

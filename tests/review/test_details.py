@@ -11,7 +11,7 @@ from review_runs import many_classes_run, one_class_run
 import pencil
 from pencil import recipe
 from pencil.data.examples import Splits
-from pencil.data.inputs.feature_store import default_folder
+from pencil.data.inputs.feature_store import DIGESTS, FEATURES, default_folder
 from pencil.data.read import load
 from pencil.errors import RunError
 from pencil.job import run_recipe
@@ -210,6 +210,30 @@ def test_rows_of_a_table_are_compared_as_the_network_sees_them(tmp_path):
         assert review.details.of(0)["neighbours"]["by"] == "their encoded cells" and len(rows) == 42
         (twin,) = review.details.of(rows.index("42"))["twins"]  # keys are line numbers; the header is line 1
         assert (twin["key"], twin["label"], twin["exact"]) == ("43", "yes", True)
+
+
+def test_the_cache_that_a_recipe_names_is_only_read(tmp_path):
+    """A run may come from a stranger: its recipe names any folder, and a link in it leads to any file."""
+    lines = [
+        "note,label",
+        *(f"{'dark' if row % 2 else 'light'} {row},{'no' if row % 2 else 'yes'}" for row in range(40)),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    settings = {"data.text_model": "minilm", "data.columns.text": "note", "data.cache": str(tmp_path / "cache")}
+    options = {"method": "cross_entropy", "epochs": 1, "label": "label", "settings": settings}
+    run = pencil.fit("mlp", str(tmp_path / "t.csv"), out=tmp_path / "run", **options)
+    (folder,) = (tmp_path / "cache").iterdir()
+    for path in folder.iterdir():
+        path.unlink()
+    (near,) = compared(run.path, 0)
+    assert near["neighbours"]["done"] > 0 and list(folder.iterdir()) == []
+    (tmp_path / "precious").write_text("mine")
+    (folder / DIGESTS).touch()
+    (folder / FEATURES).symlink_to(tmp_path / "precious")
+    with Review(run.path) as review:
+        review.details.neighbours.wait()
+        assert "features.f16: it is a symbolic link" in review.details.of(0)["neighbours"]["reason"]
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 @pytest.mark.parametrize("cache", ["auto", "folder"])

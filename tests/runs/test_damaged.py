@@ -20,7 +20,9 @@ from pencil.decisions import read_reviews
 from pencil.errors import RunError
 from pencil.loggers.trackers import Note
 from pencil.review.session import Review
+from pencil.runs import label_files, table_memory
 from pencil.runs.directory import RunReader, RunWriter
+from pencil.runs.label_files import LabelFile
 from pencil.runs.label_table import LabelTable
 from pencil.runs.leftovers import checkpoints_of
 from pencil.runs.manifest import verify
@@ -95,6 +97,55 @@ def test_a_label_table_has_its_columns_and_types(copy, change, words):
 def test_rows_are_keys_and_splits(copy, change):
     change_table(copy / "rows.parquet", change)
     refused(lambda: RunReader(copy).rows, "is damaged: rows.parquet: .*(key|split)")
+
+
+def repeat_first_row(table):
+    return table.take(np.zeros(100_000, dtype=int))
+
+
+TABLES = {"labels.parquet": lambda run: RunReader(run).labels, "rows.parquet": lambda run: RunReader(run).rows}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_small_file_of_many_equal_rows_is_refused_before_it_is_read(copy, name, monkeypatch):
+    """A file of 12 MB with 200 million equal rows would take many gigabytes."""
+    monkeypatch.setattr(table_memory, "SMALL", 0)
+    assert len(TABLES[name](copy)) == 40
+    change_table(copy / name, repeat_first_row)
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    words = f"is damaged: {name}: it has 100,000 rows in .* expected at most 4 rows per byte.*; restore the file"
+    refused(lambda: TABLES[name](copy), words)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_larger_than_memory_is_refused(copy, name, monkeypatch):
+    monkeypatch.setattr(table_memory, "SMALL", 0)
+    monkeypatch.setattr(table_memory, "memory_limit", lambda: 400)
+    refused(lambda: TABLES[name](copy), f"is damaged: {name}: its 40 rows take .*; expected at most 400 bytes")
+
+
+def test_equal_rows_are_not_taken_for_a_small_table(copy):
+    """Its columns are read lazily, whatever their size in the file."""
+    distinct = np.arange(400_000).astype(str).tolist()
+    change_table(
+        copy / "labels.parquet",
+        lambda table: table.take(np.zeros(len(distinct), dtype=int)).set_column(0, "key", pa.array(distinct)),
+    )
+    file = LabelFile(copy / "labels.parquet")
+    assert file.is_small() and len(RunReader(copy).labels) == 400_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(label_files, "SMALL", 2**24)
+        assert (copy / "labels.parquet").stat().st_size < 2**23 and not file.is_small()
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [(pa.float32(), 4), (pa.bool_(), 1), (pa.string(), 8), (pa.dictionary(pa.int32(), pa.string()), 4),
+     (pa.list_(pa.float32(), 1000), 4000), (pa.list_(pa.string()), 8), (pa.binary(5), 5),
+     (pa.struct({"a": pa.int64(), "b": pa.bool_()}), 9)],
+)  # fmt: skip
+def test_the_memory_of_a_row_is_estimated_from_its_types(kind, width):
+    assert table_memory.row_bytes(kind) == width
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """The network of a run as an MLflow model: it predicts class probabilities for raw inputs and contains no pickle."""
 
+import os
 import shutil
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import numpy as np
 import pyarrow as pa
 
-from pencil.errors import PencilWarning, warn
+from pencil.errors import PencilWarning, RunError, warn
 from pencil.recipe import CUSTOM
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import ENCODER, ENVIRONMENT, LABELS, METRICS, MODEL, RECIPE, SUMMARY
@@ -21,8 +24,27 @@ FILES = (RECIPE, ENVIRONMENT, SUMMARY, MODEL)
 LOADER = "pencil.loggers.mlflow_model"
 
 
-def log_model(run: Run, client: Any, run_id: str) -> None:
-    """Log the network as the model ``model`` of an MLflow run.
+def place_within(folder: Path, location: str | None) -> Path:
+    """Return the path of an artifact location; raise RunError unless it is in the folder of the local database.
+
+    The database may come from a stranger, and MLflow writes wherever it says. A run that was moved has another folder.
+    """
+    try:
+        found = urlsplit(location or "")
+        path = Path(os.path.realpath(url2pathname(found.path)))
+        inside = found.scheme == "file" and not found.netloc and path.is_relative_to(folder)
+    except ValueError:  # a NUL
+        inside = False
+    if not inside:
+        raise RunError(
+            f"its database keeps files in {str(location)[:200]!r}; expected a place in {folder}, where the run is now; "
+            "remove this folder to log all epochs again"
+        )
+    return path
+
+
+def log_model(run: Run, client: Any, run_id: str, local: Path | None = None) -> None:
+    """Log the network as the model ``model`` of an MLflow run; ``local`` is the folder of a local database.
 
     A network that was passed as a Python object or comes from a user's file cannot be rebuilt by name: it is
     skipped with a warning. The functions of ``mlflow`` itself would change the tracking URI of the process, so the
@@ -41,7 +63,10 @@ def log_model(run: Run, client: Any, run_id: str) -> None:
         copy_run_files(run, Path(folder) / NAME)
         _save_model(Path(folder) / NAME, Path(folder) / "saved")
         model = client.create_logged_model(client.get_run(run_id).info.experiment_id, NAME, run_id)
-        client.log_model_artifacts(model.model_id, str(Path(folder) / "saved"))
+        if local is None:
+            client.log_model_artifacts(model.model_id, str(Path(folder) / "saved"))
+        else:  # the client would read the location again, and a view in the database may return another one
+            shutil.copytree(Path(folder) / "saved", place_within(local, model.artifact_location))
         client.finalize_logged_model(model.model_id, "READY")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 from pencil.errors import PencilWarning, RecipeError, RunError, reason_of, warn
 from pencil.files import read_json, refuse_links, write_json
-from pencil.loggers.mlflow_model import log_model
+from pencil.loggers.mlflow_model import log_model, place_within
 from pencil.recipe import Recipe
 from pencil.recipe.trees import flatten
 from pencil.runs.directory import RunWriter
@@ -260,9 +260,11 @@ class MLflow:
         self.note = Note(path / "mlflow")
         folder = (path / "mlflow").resolve()
         elsewhere = os.environ.get("MLFLOW_TRACKING_URI")
+        self.local = None if elsewhere else folder
         self.client = MlflowClient(tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}")
         if self.note.run is not None:
             self.run = self.note.run
+            self._refuse_files_outside()
             self.client.update_run(self.run, status="RUNNING")
             there = (metric.step for metric in self.client.get_metric_history(self.run, "loss"))
             self.note.epoch = max(
@@ -271,10 +273,18 @@ class MLflow:
             return
         experiment = self._experiment(None if elsewhere else (folder / "artifacts").as_uri())
         self.run = self.client.create_run(experiment, run_name=path.name).info.run_id
+        self._refuse_files_outside()  # the database may be older than the run: only its note is missing
         self.note.write(self.run, 0)
         values = [Param(key, str(value)) for key, value in hyperparameters(recipe).items()]
         for first in range(0, len(values), PARAMETERS_AT_ONCE):
             self.client.log_batch(self.run, params=values[first : first + PARAMETERS_AT_ONCE])
+
+    def _refuse_files_outside(self) -> None:
+        """Raise if the local database would make MLflow write files outside of its folder."""
+        if self.local is not None:
+            info = self.client.get_run(self.run).info
+            for location in (self.client.get_experiment(info.experiment_id).artifact_location, info.artifact_uri):
+                place_within(self.local, location)
 
     def _experiment(self, artifacts: str | None) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "pencil")
@@ -292,7 +302,7 @@ class MLflow:
     def finish(self, run: Run) -> None:
         found = numbers_of(run.summary.to_dict())
         self._log_numbers({f"{FINAL}/{name}": value for name, value in found.items()}, self.note.epoch)
-        log_model(run, self.client, self.run)
+        log_model(run, self.client, self.run, self.local)
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.run, status="FINISHED" if finished else "KILLED")

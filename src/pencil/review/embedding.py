@@ -108,7 +108,8 @@ def _network(reader: RunReader, recipe: "Recipe") -> FrozenNetwork | None:
 
 
 def _of_records(reader: RunReader) -> Embedding:
-    encoder, sentences = reader.encoder, Sentences(sentence_folder(reader.recipe().data.cache))
+    encoder, cache = reader.encoder, reader.recipe().data.cache
+    sentences = Sentences(sentence_folder(cache), read_only=True)  # the recipe may name any folder
     if encoder is None or encoder.plan.text_model not in BUILT_IN:
         raise DataError("the rows of this table cannot be compared without a language model or its encoder")
     if encoder.plan.text_model == SENTENCES and (sentences.folder is None or not sentences.folder.is_dir()):

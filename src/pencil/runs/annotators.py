@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pencil.files import parse_json, refuse_irregular, write
+from pencil.files import parse_json, write
+from pencil.runs.table_memory import read_table
 
 if TYPE_CHECKING:
     from pencil.data.examples import Splits
@@ -72,10 +73,7 @@ class Annotators:
         """Read the file; raise ValueError if it is not as expected. This imports torch."""
         from pencil.labels.annotators import Annotator, Confusion
 
-        refuse_irregular(path)
-        with pq.ParquetFile(path) as file:
-            table = file.read()
-        table.validate(full=True)
+        table = read_table(path)
         header = parse_json((table.schema.metadata or {}).get(b"annotators", b"null"))
         if not table.schema.equals(SCHEMA) or not isinstance(header, dict):
             raise ValueError("its columns or its metadata do not describe annotators")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import safetensors
 
 from pencil.files import parse_json, read_regular, refuse_deep, refuse_irregular
+from pencil.runs.table_memory import read_table
 
 LARGEST = 1e100
 """Largest valid metric; larger values cannot be plotted."""
@@ -33,10 +33,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 def read_row_keys(path: Path) -> pa.Table:
     """Return the table of keys and splits."""
-    refuse_irregular(path)
-    with pq.ParquetFile(path) as file:
-        table = file.read()
-    table.validate(full=True)
+    table = read_table(path, ["key", "split"])
     for name in ("key", "split"):
         kind = table.schema.field(name).type
         text = pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)

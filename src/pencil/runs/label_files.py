@@ -17,15 +17,14 @@ import pyarrow.parquet as pq
 from pencil.arrow_arrays import numbers, positions
 from pencil.errors import RunError, explained
 from pencil.files import atomic_write, digest, refuse_irregular
-from pencil.runs.label_columns import check_schema, check_values
+from pencil.runs.label_columns import WIDE, check_schema, check_values
+from pencil.runs.table_memory import SMALL, refuse_large, row_bytes
 
 ROW = "row"
 """The column of a part with the index of each row in the whole table."""
 PART = re.compile(r"part-(\d{5})-of-(\d{5})\.parquet")
 GROUP_ROWS, GROUP_BYTES = 2**16, 2**25
 """Approximate maximum rows of a row group, and bytes in memory."""
-SMALL = 2**28
-"""Columns of up to this many bytes in total are read at once; columns of larger tables are read lazily."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,9 @@ class LabelFile:
         self.num_rows = sum(group.rows for group in self._groups)
         if not self.num_rows:
             raise ValueError("it has no rows")
+        stored = sum(part.stat().st_size for part in {group.path for group in self._groups})
+        narrow = sum(row_bytes(field.type) for field in self.schema if field.name not in WIDE)
+        refuse_large(self.num_rows, narrow, stored)
 
     def _groups_of(self, part: Path, metadata: pq.FileMetaData) -> Iterator[_Group]:
         start = 0
@@ -76,8 +78,9 @@ class LabelFile:
             yield _Group(part, number, group.num_rows, first, last, sizes)
 
     def is_small(self) -> bool:
-        """Return whether all wanted columns are small enough to be read at once."""
-        return sum(group.bytes.get(name, 0) for group in self._groups for name in self.schema.names) <= SMALL
+        """Return whether all wanted columns are small enough to be read at once, also if they repeat few values."""
+        claimed = sum(group.bytes.get(name, 0) for group in self._groups for name in self.schema.names)
+        return max(claimed, self.num_rows * sum(row_bytes(field.type) for field in self.schema)) <= SMALL
 
     def read(self, names: Sequence[str], rows: np.ndarray | None = None) -> pa.Table:
         """Return columns of the rows at these positions, by default all, in this order, after checking their values."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pencil.data.examples import Splits
-from pencil.data.sources.npz import as_size, memory_limit
 from pencil.errors import TrainingError
 from pencil.labels.dynamics import DENSE_CLASSES, TOP_K
 from pencil.labels.rows import BLOCK
+from pencil.memory import as_size, memory_limit
 from pencil.methods.base import Requirements
 from pencil.training.settings import TrainingSettings
 

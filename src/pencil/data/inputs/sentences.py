@@ -149,10 +149,13 @@ class Sentences:
         The folder of a :class:`~pencil.data.inputs.feature_store.FeatureStore`; None does not keep vectors.
     report
         Called as ``report(done, total)`` while vectors are computed.
+    read_only
+        Compute vectors that are not in the folder without storing them.
     """
 
     folder: Path | None = None
     report: Callable[[int, int], None] | None = None
+    read_only: bool = False
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return a vector for each text; vectors in the folder are not computed again."""
@@ -160,6 +163,8 @@ class Sentences:
             return sentence_model().embed(texts)
         digests = [text_digest(text) for text in texts]
         store = FeatureStore(self.folder, WIDTH)
+        if self.read_only:
+            return _without_storing(store, texts, digests)
         with store.lock():
             store.refresh()
             missing = store.missing(digests)
@@ -170,6 +175,17 @@ class Sentences:
                 if self.report is not None:
                     self.report(start + len(some), len(missing))
         return store.read(digests)
+
+
+def _without_storing(store: FeatureStore, texts: Sequence[str], digests: Sequence[bytes]) -> np.ndarray:
+    """Return a vector for each text, stored or computed."""
+    missing = set(store.missing(digests))
+    new = np.array([digest in missing for digest in digests], dtype=bool)
+    found = np.empty((len(texts), WIDTH), dtype=np.float16)
+    found[~new] = store.read([digest for digest in digests if digest not in missing])
+    if missing:
+        found[new] = sentence_model().embed([texts[place] for place in np.flatnonzero(new).tolist()])
+    return found
 
 
 def text_digest(text: str) -> bytes:

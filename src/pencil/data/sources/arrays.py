@@ -17,8 +17,9 @@ from pencil.data.inputs.transform import rows_within
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.rows import Rows, to_splits
 from pencil.data.settings import DataSettings
-from pencil.data.sources.npz import as_size, memory_limit, open_arrays
+from pencil.data.sources.npz import open_arrays
 from pencil.errors import DataError
+from pencil.memory import as_size, memory_limit
 
 
 def from_arrays(

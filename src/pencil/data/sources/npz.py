@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from pencil.errors import DataError, explained
+from pencil.memory import as_size, memory_limit
 
 SUSPECT = 2**28
 """Members up to this many bytes may have any compression ratio."""
@@ -154,24 +155,3 @@ def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     else:
         raise ValueError(f"an array has the npy format {version[0]}.{version[1]}, which only records need")
     return shape, dtype
-
-
-def memory_limit() -> int:
-    """Return the memory of this machine, or of this process's container, in bytes."""
-    try:
-        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        limit = 2**63
-    try:
-        allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return limit
-    return min(limit, int(allowed)) if allowed.isdigit() else limit
-
-
-def as_size(count: int) -> str:
-    """Return a number of bytes as readable text."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} bytes"

@@ -5,8 +5,10 @@ A named pipe would block the reader forever, a device never ends, and a link can
 
 import os
 import stat
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from pencil.errors import DataError
 
@@ -42,6 +44,17 @@ def read_regular(path: Path) -> bytes:
         return content.read()
 
 
+def open_own(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+    """Open a regular file with flags of `os.open`; raise OSError for anything else, and for a link.
+
+    A file that pencil writes is never a link, and writing through one would change a file elsewhere.
+    """
+    with suppress(FileNotFoundError):
+        _refuse_other_kinds(path.lstat())  # before it is opened: opening a pipe would block
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
+    return open(descriptor, "r+b" if flags & os.O_RDWR else "rb")  # noqa: PTH123 - a descriptor has no path
+
+
 def read_slice(path: Path, offset: int, size: int) -> bytes:
     """Return a part of a regular file; raise OSError if the file ends before it."""
     if size > LARGEST:
@@ -70,6 +83,7 @@ def kind_of(mode: int) -> str:
     """Return the kind of a file that is not a regular one."""
     kinds = (
         (stat.S_ISDIR, "a folder"),
+        (stat.S_ISLNK, "a symbolic link"),
         (stat.S_ISFIFO, "a named pipe"),
         (stat.S_ISSOCK, "a socket"),
         (stat.S_ISCHR, "a device"),
