@@ -185,6 +185,20 @@ def test_reviewed_labels_are_merged(home):
     assert not json.loads(merged[1])["reviewed"]
 
 
+def test_a_removed_image_is_in_no_folder(home):
+    row = json.loads(pencil("labels", "run", "--format", "jsonl", "--order", "data", cwd=home).stdout.splitlines()[0])
+    decision = {name: row[name] for name in ("key", "split", "given", "corrected")} | {
+        "decision": "none",
+        "label": None,
+    }
+    (home / "run" / "reviews.jsonl").write_text(json.dumps(decision) + "\n")
+    words = ["labels", "run", "--reviewed", "--anyway", "--format", "imagefolder", "--out", "without"]
+    said = pencil(*words, cwd=home).stderr
+    (home / "run" / "reviews.jsonl").unlink()
+    assert "19 images written" in said and "1 row left out, because a person removed it" in said
+    assert len(list((home / "without").rglob("*.png"))) == 19
+
+
 def test_labels_of_a_run_that_is_not_reliable_are_written_only_on_request(home):
     refused = pencil("labels", "run", "--out", "doubtful.csv", cwd=home, code=2)
     assert "the verdict of this run is 'do" in refused.stderr and "--anyway" in refused.stderr

@@ -15,7 +15,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from pencil.arrow_arrays import numbers, strings
-from pencil.decisions import Where
+from pencil.decisions import Decision, Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
 from pencil.formulas import escape_formula, escape_formula_column, joined_column
@@ -84,10 +84,31 @@ def select_labels(
 
 
 def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
-    """Return how many labels that the run changed or filled in have not been looked at, even if nothing was decided."""
-    proposed = labels.changed | labels.is_unlabelled | numbers(labels["given"].is_null())
-    proposed[list(labels.find_rows(looked_at).values())] = False
-    return int(proposed.sum())
+    """Return how many labels that the run changed have not been looked at; the review page lists all of them.
+
+    A label that was filled in replaces no label: see `count_filled`.
+    """
+    return _count(labels, labels.changed & ~labels.is_unlabelled, looked_at)
+
+
+def count_filled(labels: LabelTable, looked_at: Iterable[Where]) -> int:
+    """Return how many rows without a given label have a predicted one that has not been looked at."""
+    return _count(labels, labels.is_unlabelled | numbers(labels["given"].is_null()), looked_at)
+
+
+def _count(labels: LabelTable, rows: np.ndarray, looked_at: Iterable[Where]) -> int:
+    unseen = rows.copy()
+    unseen[list(labels.find_rows(looked_at).values())] = False
+    return int(unseen.sum())
+
+
+def split_removed(labels: LabelTable, decisions: Iterable[Decision]) -> tuple[LabelTable, LabelTable | None]:
+    """Return the labels without the rows that a person removed, and these rows; None if there are none."""
+    rows = labels.find_rows(one.where for one in decisions if one.decision == "none")
+    if not rows:
+        return labels, None
+    removed = np.isin(np.arange(len(labels)), list(rows.values()))
+    return labels.take(np.flatnonzero(~removed)), labels.take(np.flatnonzero(removed))
 
 
 def select_entries(
