@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -106,6 +108,19 @@ def test_images_sorted_into_folders(home):
     changed = lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)
     assert f"images written to copied ({len(changed)} cop" in done.stderr
     assert [path.lstat().st_nlink for path in (home / "copied").glob("*/*")] == [1] * len(changed)
+
+
+def test_a_folder_of_symbolic_links_says_how_to_train_on_it(home):
+    words = ["labels", "run", "--format", "imagefolder", "--anyway", "--symlinks", "--out", "my links"]
+    said = pencil(*words, cwd=home).stderr
+    root = (home / "pets").resolve()
+    command = re.search(r"`pencil (train 'my links' --set data.root=(\S+))`", said)
+    assert command and command[2] == str(root)
+    pencil("check", *shlex.split(command[1])[1:], cwd=home)
+    refused = pencil("check", "my links", cwd=home, code=2)
+    for said in (refused.stderr, refused.stdout):
+        assert said.count("it is behind a link") == 1 and said.count("the same") == 4
+        assert f"allow it with --set data.root={home.resolve()}" in said
 
 
 @pytest.mark.parametrize(

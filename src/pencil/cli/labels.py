@@ -380,6 +380,9 @@ def _sort(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> 
         counted(count, kind, "copies" if kind == "copy" else None) for kind, count in kinds.items() if count
     )
     echo(f"{counted(done.files, 'image')} written to {out}" + (f" ({made})" if made else ""), err=True)
+    if done.root is not None:
+        words = shlex.join([str(out), "--set", f"data.root={done.root}"])
+        echo(f"the links lead out of the folder; train on it with `pencil train {words}`", err=True)
 
 
 def _save_for(tool: str, reader: "RunReader", chosen: "LabelTable", out: Path) -> None:

@@ -8,7 +8,7 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 
-from pencil.errors import DataError
+from pencil.errors import DataError, can_set, setting
 
 LARGEST = 2**30
 """Images of at most ``data.max_pixels`` pixels never take more bytes than this."""
@@ -17,11 +17,17 @@ LARGEST = 2**30
 def read_within(path: Path, folders: tuple[Path, ...]) -> bytes:
     """Return the bytes of a regular file below one of these folders, following links; anywhere if empty."""
     if folders and not is_within(path, folders):
-        raise OSError(
-            f"it is behind a link that leads out of {folders[-1]} (copy the file into the folder; to train, data.root "
-            "may be a folder that contains both)"
-        )
+        raise OSError(f"it is behind a link that leads out of {folders[-1]} ({_how_to_allow(path, folders[-1])})")
     return read_regular(path)
+
+
+def _how_to_allow(path: Path, folder: Path) -> str:
+    """Return what to do about a link that leads out of a folder; a table has its paths below ``data.root``."""
+    target, inside = path.resolve(), folder.resolve()
+    if not can_set() or target.drive != inside.drive:
+        return "copy the file into the folder"
+    both = os.path.commonpath([target.parent, inside])
+    return f"copy the file into the folder; for a folder per class, allow it with {setting('data.root', both)}"
 
 
 def version_of(path: Path) -> bytes:
