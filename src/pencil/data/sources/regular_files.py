@@ -26,8 +26,9 @@ def _how_to_allow(path: Path, folder: Path) -> str:
     target, inside = path.resolve(), folder.resolve()
     if not can_set() or target.drive != inside.drive:
         return "copy the file into the folder"
-    both = os.path.commonpath([target.parent, inside])
-    return f"copy the file into the folder; for a folder per class, allow it with {setting('data.root', both)}"
+    both = Path(os.path.commonpath([target.parent, inside]))
+    root = target.parent if both == both.parent else both  # never all files of the machine
+    return f"copy the file into the folder; for a folder per class, allow it with {setting('data.root', str(root))}"
 
 
 def version_of(path: Path) -> bytes:
