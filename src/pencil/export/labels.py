@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -258,18 +259,35 @@ def _without_nan(value: Any) -> Any:
 
 
 def _write_csv(batch: pa.RecordBatch, target: BinaryIO, delimiter: str) -> None:
-    """Write cells, with quotes only where necessary."""
-    names = batch.schema.names
+    """Write cells, each with quotes only where necessary."""
+    names, text = batch.schema.names, io.BytesIO()
     cells = pa.record_batch([_csv_cells(batch[name], name in ROUNDED) for name in names], names)
-    for style in ("none", "needed"):
-        text = io.BytesIO()
-        try:
-            options = arrow_csv.WriteOptions(include_header=False, quoting_style=style, delimiter=delimiter)
-            arrow_csv.write_csv(cells, text, options)
-            break
-        except pa.ArrowInvalid:  # a delimiter, a quote or a line break in a cell
-            continue
-    target.write(text.getvalue())
+    options = arrow_csv.WriteOptions(include_header=False, quoting_style="none", delimiter=delimiter)
+    try:
+        arrow_csv.write_csv(cells, text, options)
+        target.write(text.getvalue())
+    except pa.ArrowInvalid:  # a delimiter, a quote or a line break in a cell; Arrow could only quote all texts
+        target.write(_quoted_lines(cells, delimiter))
+
+
+def _quoted_lines(cells: pa.RecordBatch, delimiter: str) -> Any:
+    """Return the lines of a batch in which some cells need quotes, as a buffer."""
+    texts = [_quoted(pc.fill_null(column.cast(pa.large_string()), _text("")), delimiter) for column in cells.columns]
+    lines = pc.binary_join_element_wise(*texts, _text(delimiter))
+    return pc.binary_join_element_wise(lines, _text(""), _text("\n")).buffers()[2]
+
+
+def _text(text: str) -> Any:
+    return pa.array([text], pa.large_string())[0]  # pa.scalar would import pandas
+
+
+def _quoted(column: Any, delimiter: str) -> Any:
+    """Return texts, in quotes if they have a delimiter, a quote or a line break."""
+    special = pc.match_substring_regex(column, f'["\\r\\n{re.escape(delimiter)}]')
+    if not pc.any(special, min_count=0).as_py():
+        return column
+    inner = pc.replace_substring(column, '"', '""')
+    return pc.if_else(special, pc.binary_join_element_wise(_text('"'), inner, _text('"'), _text("")), column)
 
 
 def _rounded(column: Any) -> Any:
