@@ -18,6 +18,7 @@ from pencil.auditing.sample import open_sample
 from pencil.auditing.sheet import read_sheet
 from pencil.errors import RunError
 from pencil.runs.directory import RunReader
+from pencil.runs.lock import RunLock
 from pencil.runs.manifest import verify
 
 DECIDED = "labels as decided by the audit (100 answers); --as-trained reads the labels of training"
@@ -64,6 +65,24 @@ def test_a_sheet_from_writing_to_results(run, tmp_path):
     tree = json.loads(again.stdout)
     assert (tree["rows"], tree["cannot_tell"], tree["no_class"], tree["rows_needed"]) == (100, 1, 1, 0)
     assert RunReader(run).summary.audit.rows == 100 and all(status.ok for status in verify(run))
+
+
+def test_results_are_printed_while_another_command_has_the_run(run, tmp_path):
+    truth = make_run(run, rows=300)
+    pencil("audit", "run", "--sheet", "sheet.csv", cwd=tmp_path)
+    fill(tmp_path / "sheet.csv", truth)
+    with RunLock(run, "review"):
+        refused = pencil("audit", "run", "--answers", "sheet.csv", cwd=tmp_path, code=2).stderr
+        assert "(review); only one process may write" in refused and "stop it with Ctrl-C" in refused
+        assert "--out" not in refused
+    pencil("audit", "run", "--answers", "sheet.csv", cwd=tmp_path)
+    expected = pencil("audit", "run", "--results", cwd=tmp_path)
+    before = (run / "summary.json").read_bytes()
+    with RunLock(run, "review"):
+        found = pencil("audit", "run", "--results", cwd=tmp_path)
+        pencil("audit", "run", "--results", "--rows", 200, cwd=tmp_path, code=2)
+    assert found.stdout == expected.stdout and "results not written to run: run is in use by" in found.stderr
+    assert (run / "summary.json").read_bytes() == before
 
 
 def test_targets_in_words(run, tmp_path):
@@ -177,7 +196,10 @@ def test_digits_as_keys_and_as_classes_are_no_hint(run, tmp_path):
     [
         ("a,b\n1,2\n", "has the columns a, b; expected key and label"),
         ("key,label\nnobody,cat\n", "line 2 of .* names 'nobody', which does not identify one row"),
-        ("key,label\n{key},lion\n", "line 2 of .* says 'lion'; expected a class of the run, 'cannot tell' or"),
+        (
+            "key,label\n{key},lion\n",
+            "line 2 of .* says 'lion'; expected a class .* \\('cat', 'dog', 'bird'\\), 'cannot tell' or",
+        ),
         ("", "has the columns none"),
         (b"\xff\xfe\x00", "it is not UTF-8 text"),
         (f"key,label,{'x' * 200_000}\n", "is not a CSV file: field larger than field limit"),
@@ -192,6 +214,17 @@ def test_odd_sheets_are_refused_and_nothing_of_them_is_saved(run, tmp_path, cont
         list(read_sheet(path, sample))
     pencil("audit", "run", "--answers", "sheet.csv", cwd=tmp_path, code=2)
     assert (run / "reviews.jsonl").read_bytes() == b""
+
+
+def test_classes_in_another_case_are_read_unless_two_are_alike(run, tmp_path):
+    make_run(run, classes=("Cat", "dog", "DOG"))
+    sample, path = open_sample(run), tmp_path / "sheet.csv"
+    first, second, third = (sample.where(at)[0] for at in range(3))
+    path.write_text(f"key,label\n{first},cAT\n{second},DOG\n{third},None of the Classes\n")
+    assert list(read_sheet(path, sample)) == [(0, 0), (1, 2), (2, -1)]
+    path.write_text(f"key,label\n{first},Dog\n")
+    with pytest.raises(RunError, match=r"says 'Dog'; expected a class of the run \('Cat', 'dog', 'DOG'\)"):
+        list(read_sheet(path, sample))
 
 
 def test_sheets_of_other_programs(run, tmp_path):

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -108,6 +110,19 @@ def test_images_sorted_into_folders(home):
     assert [path.lstat().st_nlink for path in (home / "copied").glob("*/*")] == [1] * len(changed)
 
 
+def test_a_folder_of_symbolic_links_says_how_to_train_on_it(home):
+    words = ["labels", "run", "--format", "imagefolder", "--anyway", "--symlinks", "--out", "my links"]
+    said = pencil(*words, cwd=home).stderr
+    root = (home / "pets").resolve()
+    command = re.search(r"`pencil (train 'my links' --set data.root=(\S+))`", said)
+    assert command and command[2] == str(root)
+    pencil("check", *shlex.split(command[1])[1:], cwd=home)
+    refused = pencil("check", "my links", cwd=home, code=2)
+    for said in (refused.stderr, refused.stdout):
+        assert said.count("it is behind a link") == 1 and said.count("the same") == 4
+        assert f"allow it with --set data.root={home.resolve()}" in said
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -183,6 +198,20 @@ def test_reviewed_labels_are_merged(home):
     line = json.loads(merged[0])
     assert line["corrected"] == other and line["reviewed"] and line["confidence"] == 1.0
     assert not json.loads(merged[1])["reviewed"]
+
+
+def test_a_removed_image_is_in_no_folder(home):
+    row = json.loads(pencil("labels", "run", "--format", "jsonl", "--order", "data", cwd=home).stdout.splitlines()[0])
+    decision = {name: row[name] for name in ("key", "split", "given", "corrected")} | {
+        "decision": "none",
+        "label": None,
+    }
+    (home / "run" / "reviews.jsonl").write_text(json.dumps(decision) + "\n")
+    words = ["labels", "run", "--reviewed", "--anyway", "--format", "imagefolder", "--out", "without"]
+    said = pencil(*words, cwd=home).stderr
+    (home / "run" / "reviews.jsonl").unlink()
+    assert "19 images written" in said and "1 row left out, because a person removed it" in said
+    assert len(list((home / "without").rglob("*.png"))) == 19
 
 
 def test_labels_of_a_run_that_is_not_reliable_are_written_only_on_request(home):

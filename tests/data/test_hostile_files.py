@@ -102,6 +102,12 @@ def test_links_out_of_the_folder_are_refused_unless_data_root_holds_both(pets, t
         first_image(load(DataSettings(source=str(pets), root=tmp_path / "pets/dog")).train)
 
 
+def test_data_root_is_never_proposed_to_be_all_of_the_machine(pets):
+    (pets / "cat/link.png").symlink_to("/etc/hostname")
+    with pytest.raises(DataError, match=r"behind a link .*data.root\W+/etc\W"):
+        first_image(load(DataSettings(source=str(pets))).train)
+
+
 def test_links_inside_the_folder_and_a_linked_folder_work(pets, tmp_path):
     (pets / "cat/again.png").symlink_to("../dog/3.png")
     (tmp_path / "alias").symlink_to(pets)

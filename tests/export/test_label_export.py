@@ -140,10 +140,30 @@ def test_rows_of_several_classes_as_csv():
 
 
 def test_cells_are_quoted_only_where_they_must_be():
-    for names, expected in ((["a", "b"], b"n\na\nb\n"), (["a", "b,c"], b'n\n"a"\n"b,c"\n')):
+    for names, expected in ((["a", "b"], b"n\na\nb\n"), (["a", "b,c"], b'n\na\n"b,c"\n')):
         text = io.BytesIO()
         write_labels(pa.table({"n": names}), "csv", text)
         assert text.getvalue() == expected
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_quotes_are_those_of_the_csv_module(delimiter):
+    """One cell that needs quotes does not quote the others; numbers and empty cells are as without it."""
+    texts = ["", "a b", delimiter, 'x"y"', "two\nlines", "'", None, "é", ",;|\t", "="]
+    numbers = [0.5, None, 1e-7, 3.0, -2.25, 1e20, 7.5, 0.1, 100.25, 4.125]
+    table = pa.table({"a": texts, "n": numbers, "b": [True] * 10, "last": texts[::-1]}).slice(1)
+    text = io.BytesIO()
+    assert write_labels(table, "csv", text, delimiter) == 9
+    plain = io.BytesIO()
+    write_labels(table.select(["n", "b"]), "csv", plain, delimiter)
+    columns = list(csv.reader(io.StringIO(plain.getvalue().decode()), delimiter=delimiter))[1:]
+    expected = io.StringIO()
+    writer = csv.writer(expected, delimiter=delimiter, lineterminator="\n")
+    cells = ["" if cell is None else "'=" if cell == "=" else cell for cell in texts]
+    cells = [f"'{cell}" if cell == "\t" else cell for cell in cells]
+    writer.writerows([["a", "n", "b", "last"]])
+    writer.writerows([a, *row, b] for a, row, b in zip(cells[1:], columns, cells[-2::-1], strict=True))
+    assert text.getvalue().decode() == expected.getvalue()
 
 
 def test_entries_of_one_class_each_are_refused():

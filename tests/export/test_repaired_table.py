@@ -19,6 +19,7 @@ from pencil.decisions import Decision, Journal
 from pencil.errors import DataError, RunError
 from pencil.export import rewritten_text
 from pencil.export.repaired_table import save_repaired
+from pencil.review.queue import TO_LOOK_AT, Filter, Queue
 from pencil.runs.results import build_label_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not UTF-8", "ignore:.*skipped")
@@ -343,11 +344,56 @@ def test_only_labels_that_nobody_has_seen_are_refused(doubtful):
     assert len(rows) == 2 and rows[1].startswith("3,train,b,a,1")
 
 
-def test_filled_in_labels_must_be_seen_too(tmp_path):
+def test_filled_in_labels_are_not_on_the_review_page_and_need_no_decision(tmp_path):
+    """What the page lists is what the export asks for; a predicted label replaces none, but the file says that."""
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *(f"{i},{['cat', 'dog'][i % 2]}" for i in range(6)), "6,"]))
-    labels = believing(DataSettings(source=str(tmp_path / "t.csv")), {})
+    labels = believing(DataSettings(source=str(tmp_path / "t.csv")), {"3": "cat"})
     run = write_run(tmp_path / "run", labels, tmp_path / "t.csv", {"numbering": "lines"})
     (run / "summary.json").write_text(json.dumps({"verdict": {"level": "doubtful", "reasons": ["too few rows"]}}))
+    assert np.count_nonzero(labels.is_unlabelled) == 1
+    assert Queue(run).rows(Filter(TO_LOOK_AT)).tolist() == [labels.keys.to_pylist().index("3")]
     said = pencil("labels", "run", "--out", "l.csv", cwd=tmp_path, code=2)
     assert "1 of its proposed labels is not reviewed" in said.stderr
-    assert np.count_nonzero(labels.is_unlabelled) == 1
+    decide(run, "3", "accept", "cat")
+    said = pencil("labels", "run", "--reviewed", "--out", "l.csv", cwd=tmp_path).stderr
+    assert "1 row without a given label has a predicted one that nobody has reviewed" in said
+    said = pencil("labels", "run", "--reviewed", "--format", "table", "--out", "repaired.csv", cwd=tmp_path).stderr
+    assert "warning" not in said and "1 row without a label left unchanged" in said
+
+
+# Rows that a person removed
+
+
+def test_a_removed_row_has_no_label_in_any_file(doubtful):
+    home = doubtful.parent
+    decide(doubtful, "3", "none", None)
+    decide(doubtful, "6", "accept", "b")
+    said = pencil("labels", "run", "--reviewed", "--format", "table", "--out", "repaired.csv", cwd=home).stderr
+    assert said.splitlines() == [
+        "1 label corrected and 1 emptied in repaired.csv; everything else is unchanged",
+        "1 row without a label, because a person removed it",
+    ]
+    before = (home / "t.csv").read_bytes()
+    assert (home / "repaired.csv").read_bytes() == before.replace(b"1,5;b", b"1,5;").replace(b"4,5;a", b"4,5;b")
+    words = ("--format", "table", "--min-confidence", "1", "--out", "sure.csv")
+    pencil("labels", "run", "--reviewed", *words, cwd=home)
+    assert (home / "sure.csv").read_bytes() == (home / "repaired.csv").read_bytes()
+    said = pencil("labels", "run", "--reviewed", "--with-columns", "--format", "jsonl", cwd=home)
+    rows = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [row["corrected"] is None for row in rows] == [False, True, *[False] * 6] and "not part" not in said.stderr
+    assert said.stderr == "1 row without a label, because a person removed it\n"
+    for words in ((), ("--format", "cleanlab"), ("--with-columns", "--min-confidence", "0.1")):
+        said = pencil("labels", "run", "--reviewed", *words, cwd=home)
+        assert len(said.stdout.splitlines()) == 1 + 7 and "1 row left out, because a person removed it" in said.stderr
+    assert len(pencil("labels", "run", "--anyway", cwd=home).stdout.splitlines()) == 1 + 8  # not merged
+
+
+def test_a_removed_row_is_null_in_parquet(tmp_path):
+    names = pa.array(["a", "b"] * 3).dictionary_encode()
+    pq.write_table(pa.table({"x": [0.5, 1, 2, 3, 4, 5], "label": names}), tmp_path / "t.parquet")
+    settings = DataSettings(source=str(tmp_path / "t.parquet"))
+    labels = believing(settings, {})
+    done = save_repaired(labels.slice(1), settings, tmp_path / "new.parquet", removed=labels.slice(0, 1))
+    assert (done.corrected, done.emptied) == (0, 1)
+    found = pq.read_table(tmp_path / "new.parquet")
+    assert found["label"].to_pylist() == [None, "b", "a", "b", "a", "b"] and found["label"].type == names.type

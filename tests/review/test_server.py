@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from http.cookiejar import CookieJar
 
@@ -18,7 +20,7 @@ from review_runs import HOSTILE, many_classes_run, one_class_run, serving
 from starlette.testclient import TestClient
 
 from pencil.cli.review import review as command
-from pencil.errors import RunError
+from pencil.errors import PencilWarning, RunError
 from pencil.review import read_reviews
 from pencil.review.guard import HEADERS, Access
 from pencil.review.queue import Filter
@@ -585,6 +587,55 @@ def knock(address):
         return json.load(opener.open(urllib.request.Request(f"{home}/api/decide", body, headers)))
 
     return decide, lambda: json.load(opener.open(f"{home}/api/page"))
+
+
+@pytest.mark.parametrize("seconds", [0.3, pytest.param(1.5, marks=pytest.mark.slow)])
+def test_ctrl_c_while_the_data_loads_is_a_clean_end(run, seconds):
+    """A thread that imports torch would abort a process that exits."""
+    with serving(run) as process:
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        opener.open(process.address).read()
+        home = process.address.split("/?")[0]
+        assert json.load(opener.open(f"{home}/api/pictures"))["kind"] == "loading"
+        assert json.load(opener.open(f"{home}/api/details/3"))["twins"] == []  # at once, without an import
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "terminate" not in err and "Exception" not in err, err
+
+
+def test_background_work_that_catches_everything_is_stopped_too():
+    from pencil.review.inputs import Pictures
+
+    caught = threading.Event()
+
+    def load():
+        while True:
+            try:
+                while True:
+                    time.sleep(0.01)
+            except BaseException:
+                if caught.is_set():
+                    raise
+                caught.set()
+
+    pictures = Pictures(load)
+    pictures.stop()  # nothing to do
+    pictures.start()
+    pictures.stop()
+    assert caught.is_set() and pictures.state.kind == "none"
+
+
+def test_an_unexpected_failure_is_one_line(review, access, monkeypatch):
+    def fail(*_):
+        raise ImportError("cannot import name 'x' from partially\ninitialized module")
+
+    monkeypatch.setattr(review.details, "of", fail)
+    browser = Browser(review, access)
+    with pytest.warns(PencilWarning, match=r"request GET /api/details/3 failed: ImportError: .*partially init") as told:
+        answer = browser.get("/api/details/3")
+    assert answer.status_code == 500 and "\n" not in str(told[0].message)
+    assert browser.decide(9, "accept").status_code == 200
 
 
 def test_killing_the_server_loses_nothing_and_a_new_one_goes_on(run):

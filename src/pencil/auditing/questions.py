@@ -16,6 +16,7 @@ from pencil.decisions import ENTRY_KINDS, REVIEWS, Decision, Unit, Where, now
 from pencil.errors import RunError
 from pencil.runs.audited import parts_of
 from pencil.runs.label_table import LabelTable
+from pencil.terminal import shorten
 
 NO_CLASS, CANNOT_TELL = -1, -2
 """Codes of the answers that are not a value of the unit."""
@@ -25,6 +26,8 @@ ALL_OFFERED = 10
 """Up to this many classes, all are offered for every row; with more, the label distribution selects them."""
 OFFERED, PROBABLE = 8, 4
 """Number of classes offered if there are many; half are probable classes, half are random."""
+SHOWN, LONGEST_SHOWN = 10, 40
+"""Maximum number of classes that a message names, and of characters of each."""
 ENTRY_DEVIATION = np.array([0.7, 0.2, 0.25])
 """Prior deviations of the deciders of entries. Named and unnamed entries share the answers, so each decider has about
 half of them: with the wider prior of rows, the worst of 20 audits of 100 answers loses 2.7 points of right entries on
@@ -73,7 +76,7 @@ class Questions(ABC):
     nouns: ClassVar[tuple[str, str]]
     words: ClassVar[dict[str, str]]
     columns: ClassVar[tuple[str, ...]]
-    expected: ClassVar[tuple[str, str]]
+    expected: tuple[str, str]
     deviation: ClassVar[np.ndarray] = PRIOR_DEVIATION
 
     @property
@@ -108,10 +111,12 @@ class Questions(ABC):
         return tuple(fitted)
 
     def parse(self, answer: str) -> int | None:
-        """Return the code of an answer in words; None if it is not one."""
+        """Return the code of an answer in words, in any case if that is unambiguous; None if it is not one."""
         if answer in self.names:
             return self.names.index(answer)
-        return NO_VALUE.get(self.words.get(answer.lower(), ""))
+        word = self.words.get(answer.lower())
+        alike = [code for code, name in enumerate(self.names) if name.casefold() == answer.casefold()]
+        return NO_VALUE[word] if word else alike[0] if len(alike) == 1 else None
 
     def answers_missing(self, units: np.ndarray) -> int:
         """Return how many more known answers some kind needs for a decision, given the units that have one."""
@@ -209,10 +214,12 @@ class RowQuestions(Questions):
     nouns = "row", "rows"
     words: ClassVar[dict[str, str]] = {"cannot tell": "skip", "none of the classes": "none"}
     columns = "key", "split", "classes", "label"
-    expected = "a class of the run", "a class of the run"
 
     def __init__(self, labels: LabelTable):
         self.labels, self.names = labels, labels.classes
+        few = ", ".join(repr(shorten(name, LONGEST_SHOWN)) for name in self.names[:SHOWN])
+        classes = f"a class of the run ({few}{', ...' if len(self.names) > SHOWN else ''})"
+        self.expected = classes, classes
         self.given, self.corrected = labels.given_codes, labels.corrected_codes
         self.confidence = np.nan_to_num(labels.confidence.astype(np.float64)).clip(0, 1)
         kept = np.nan_to_num(labels.given_probability.astype(np.float64)).clip(0, 1)

@@ -264,6 +264,11 @@ def record(run: Path, answers: Answers) -> AuditSummary | None:
     return found.audit
 
 
+def results_of(run: Path, answers: Answers) -> AuditSummary | None:
+    """Return what `record` returns, without writing anything."""
+    return None if answers.missing else conclude(answers, RunReader(run, as_trained=True).summary.labels).audit
+
+
 def _count(trained: LabelSummary, questions: Questions, decided: Decided, suspect: np.ndarray) -> LabelSummary:
     """Return the counts of the decided labels; what needs clean labels is left out."""
     splits = questions.labels.splits.to_numpy(zero_copy_only=False)

@@ -199,7 +199,7 @@ class AuditSession:
         """
         if self.path is None:
             raise RunError("this run has no directory to save to; train it with pencil.fit(..., out=DIRECTORY).")
-        with RunLock(self.path):
+        with RunLock(self.path, "audit"):
             if read_design(self.path) != self._stored:
                 raise RunError(
                     f"the sample in {self.path / DESIGN} has changed since this audit was opened; open the run again "

@@ -1,6 +1,7 @@
 """``pencil audit``: a person labels a random sample blind, which measures the accuracy of all labels of a run."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,7 @@ from pencil.terminal import counted
 if TYPE_CHECKING:
     from pencil.auditing.blind import Blind
     from pencil.auditing.results import Answers
+    from pencil.runs.lock import InUseError
     from pencil.runs.summary import AuditSummary
 
 
@@ -69,12 +71,19 @@ def audit(
     from pencil.auditing.sample import open_sample
     from pencil.auditing.sheet import import_sheet, write_sheet
     from pencil.runs.directory import RunReader
-    from pencil.runs.lock import RunLock
+    from pencil.runs.lock import InUseError, RunLock
 
     _refuse(target, results, sheet, answers)
     remote = is_remote(host, allow_remote)
     RunReader(run)  # raises before anything is written
-    with ended_by_signals(), RunLock(run):
+    with ended_by_signals(), ExitStack() as stack:
+        in_use = None
+        try:
+            stack.enter_context(RunLock(run, "audit"))
+        except InUseError as error:
+            if not results or rows is not None:
+                raise
+            in_use = error  # results need not be written
         sample = open_sample(run, rows, seed, new=not results)
         if not results:
             with Blind(run, sample) as blind:
@@ -87,7 +96,7 @@ def audit(
                     echo(counted(import_sheet(blind, answers), "new answer"), err=True)
                 else:
                     _serve(blind, host, port, remote=remote, no_browser=no_browser)
-        _report(run, read_answers(run, sample), target, as_json=as_json)
+        _report(run, read_answers(run, sample), target, as_json=as_json, in_use=in_use)
 
 
 def _refuse(target: float | None, results: bool, sheet: Path | None, answers: Path | None) -> None:
@@ -109,17 +118,20 @@ def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bo
         echo(f"{left['rows'] - left['answered']:,} of {left['rows']:,} {unit} left to label", err=True)
         try:
             announce(access, "answer", no_browser=no_browser)
-            serve_app(build_app(blind, access), listening)
+            serve_app(build_app(blind, access), listening, blind.pictures)
         except Ended:  # a signal asked for it; the results follow, but a closed terminal cannot show text
             pass
         except KeyboardInterrupt:
             echo("", err=True)
 
 
-def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bool) -> None:
-    from pencil.auditing.results import record, rows_needed
+def _report(
+    run: Path, answered: "Answers", target: float | None, *, as_json: bool, in_use: "InUseError | None"
+) -> None:
+    """Print the results, and write them to the run unless another process is using it."""
+    from pencil.auditing.results import record, results_of, rows_needed
 
-    found = record(run, answered)
+    found = record(run, answered) if in_use is None else results_of(run, answered)
     if found is None:
         echo(
             f"answered: {counted(len(answered.codes), *answered.questions.nouns)}; {answered.missing:,} more are "
@@ -138,7 +150,10 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
         echo(line)
     if target is not None:
         echo(_target_words(run, found, target, needed, answered.questions.nouns))
-    echo(f"results written to {run}; add them to the report with {command('report', run)}", err=True)
+    if in_use is None:
+        echo(f"results written to {run}; add them to the report with {command('report', run)}", err=True)
+    else:
+        echo(f"results not written to {run}: {in_use}", err=True)
 
 
 def _words(found: "AuditSummary", answered: "Answers") -> list[str]:

@@ -129,11 +129,13 @@ def _pixels(size: tuple[int, int]) -> str:
 def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     """Problems of single rows: a count, and the first few by name."""
     from pencil.data.check.duplicates import MOST_ROWS
+    from pencil.data.inputs.base import reasons_once
 
     if examples.multilabel:
         yield from _several(found, examples)
     yield from _columns(found, examples)
-    lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
+    few = found.unreadable[:FEW]
+    lines = [f"{fault.name}: {reason}" for fault, reason in zip(few, reasons_once(few), strict=True)]
     yield from _some(len(found.unreadable), "unreadable images", lines)
     yield from _groups(found, lambda position: ("", examples, position))
     if found.near_rows == MOST_ROWS:

@@ -116,8 +116,10 @@ def labels(
     additional columns, empty for rows outside the run. --only-changed, --suspects, --fix-first, --without-outliers and
     --min-confidence select among the rows of the run.
 
-    --without-outliers leaves out the rows that are unlike every class. With --reviewed, rows that a person has removed
-    are left out too, and rows that a person has labelled are kept.
+    --without-outliers leaves out the rows that are unlike every class, except those that a person has labelled
+    (--reviewed).
+
+    --reviewed leaves out the rows that a person has removed; where all rows of a table are kept, their label is empty.
 
     In CSV, text that a spreadsheet program would run as a formula is prefixed with a quote (').
 
@@ -128,11 +130,11 @@ def labels(
     `pencil review RUN --import FILE` reads the answers.
 
     If the run's verdict is not reliable, files are written only after a person has reviewed every label that the run
-    proposes (--reviewed), or with --anyway. Lists of suspects are always written: they are meant to be looked at.
+    changed (--reviewed), or with --anyway. Lists of suspects are always written: they are meant to be looked at.
     """
     import numpy as np
 
-    from pencil.export.labels import select_entries, select_labels
+    from pencil.export.labels import select_entries, select_labels, split_removed
 
     order = order or ("data" if with_columns else "issues")
     if order not in ORDERS:
@@ -157,6 +159,7 @@ def labels(
     reader = read_run(run, as_trained=as_trained)
     decisions = _decisions(run) if reviewed else []
     table = reader.labels.merge_decisions(decisions) if reviewed else reader.labels
+    table, removed = split_removed(table, decisions)
     by_issue = order == "issues" and format in BY_ISSUE
     table = table.take(np.flatnonzero(~table.outlier)) if without_outliers else table
     chosen = select_labels(
@@ -169,17 +172,27 @@ def labels(
     )
     if not anyway:
         to_look_at = suspects and format in BY_ISSUE  # a list for people, not labels to train on
-        _mind_verdict(reader, chosen, decisions if reviewed else None, refuse=out is not None and not to_look_at)
+        refuse = out is not None and not to_look_at
+        _mind_verdict(reader, chosen, decisions if reviewed else None, refuse=refuse, fills=format != "table")
+    all_rows = not wish.selections and not without_outliers and min_confidence <= 0
     if entries:
         lines = select_entries(table, only_changed=only_changed, suspects=suspects, min_confidence=min_confidence)
         _write(lines, format) if out is None else _save(lines, format, out)
     elif with_columns:
-        all_rows = not wish.selections and not without_outliers and min_confidence <= 0
-        _write_joined(reader, chosen, wish, keep_order=by_issue, all_rows=all_rows)
+        _write_joined(reader, chosen, wish, keep_order=by_issue, all_rows=all_rows, removed=len(removed or ()))
     elif out is None:
         _write(chosen, format)
+    elif format == "table":
+        _repair(reader, chosen, wish, out, removed)
     else:
         _save_labels(reader, chosen, wish, out)
+    if removed is not None:
+        kept = format == "table" or (with_columns and all_rows)
+        done = "without a label" if kept else "left out"
+        echo(
+            f"{counted(len(removed), 'row')} {done}, because a person removed {agreed(len(removed), 'it', 'them')}",
+            err=True,
+        )
 
 
 def _format(format: str | None, as_json: bool, out: Path | None, with_columns: bool) -> str:
@@ -251,22 +264,27 @@ def _decisions(run: Path) -> "list[Decision]":
 
 
 def _mind_verdict(
-    reader: "RunReader", chosen: "LabelTable", decisions: "list[Decision] | None", *, refuse: bool
+    reader: "RunReader", chosen: "LabelTable", decisions: "list[Decision] | None", *, refuse: bool, fills: bool
 ) -> None:
     """Refuse to write labels of an unreliable run, or warn about them, unless a person has reviewed them.
 
     ``decisions`` were merged into the labels; they are None without ``--reviewed``.
-    ``refuse`` says whether they go to a file that could be taken for corrected labels.
+    ``refuse`` says whether they go to a file that could be taken for corrected labels, ``fills`` whether rows without a
+    given label get one there.
     """
     level, reasons = reader.verdict or ("reliable", [])
     if level == "reliable":
         return
-    from pencil.export.labels import count_unseen
+    from pencil.export.labels import count_filled, count_unseen
 
-    unseen = count_unseen(chosen, [one.where for one in decisions or () if not one.entry])
-    if not unseen and (decisions or refuse):
-        return
+    looked_at = [one.where for one in decisions or () if not one.entry]
+    unseen, filled = count_unseen(chosen, looked_at), count_filled(chosen, looked_at)
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
+    if not unseen and (decisions or refuse):
+        if filled and fills:
+            rows = f"{counted(filled, 'row')} without a given label {agreed(filled, 'has', 'have')} a predicted one"
+            echo(f"warning: {seen}; {rows} that nobody has reviewed.", err=True)
+        return
     run = shlex.quote(str(reader.path))
     are = agreed(unseen, "is", "are")
     expected = (
@@ -279,8 +297,10 @@ def _mind_verdict(
     echo(f"warning: {seen}; {remedy}.", err=True)
 
 
-def _write_joined(reader: "RunReader", chosen: "LabelTable", wish: _Wish, *, keep_order: bool, all_rows: bool) -> None:
-    """Write labels with the columns of their table, and report how many of its rows have no label."""
+def _write_joined(
+    reader: "RunReader", chosen: "LabelTable", wish: _Wish, *, keep_order: bool, all_rows: bool, removed: int
+) -> None:
+    """Write labels with the columns of their table, and report how many of its rows are not part of the run."""
     from pencil.export import save_labels, write_labels
     from pencil.export.table_columns import REMEDY, with_columns
     from pencil.export.trained_table import TrainedTable
@@ -293,8 +313,8 @@ def _write_joined(reader: "RunReader", chosen: "LabelTable", wish: _Wish, *, kee
     else:
         rows = save_labels(joined, wish.format, wish.out, delimiter)
         echo(f"{counted(rows, 'row' if rows > len(chosen) else 'label')} written to {wish.out}", err=True)
-    if rows > len(chosen):
-        others = rows - len(chosen)
+    others = rows - len(chosen) - (removed if all_rows else 0)
+    if others:
         are, cells = ("is", "its") if others == 1 else ("are", "their")
         echo(
             f"{others:,} of the {rows:,} rows {are} not part of the run (test split, skipped as bad, or not selected "
@@ -314,8 +334,6 @@ def _write(chosen: Any, format: str) -> None:
 def _save_labels(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> None:
     if wish.format == "imagefolder":
         _sort(reader, chosen, wish, out)
-    elif wish.format == "table":
-        _repair(reader, chosen, wish, out)
     elif wish.format in TOOLS:
         _save_for(wish.format, reader, chosen, out)
     else:
@@ -332,14 +350,15 @@ def _save(chosen: Any, format: str, out: Path) -> None:
     echo(f"{counted(rows, 'label')} written to {out}", err=True)
 
 
-def _repair(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> None:
+def _repair(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path, removed: "LabelTable | None") -> None:
     from pencil.export import save_labels
     from pencil.export.repaired_table import save_repaired
 
     if wish.diagnostics is not None and (wish.diagnostics.exists() or wish.diagnostics == out):
         raise RunError(f"cannot write {wish.diagnostics}: it already exists; name a new file.")
-    done = save_repaired(chosen, reader.recipe().data, out)
-    echo(f"{counted(done.corrected, 'label')} corrected in {out}; everything else is unchanged", err=True)
+    done = save_repaired(chosen, reader.recipe().data, out, removed)
+    emptied = f" and {done.emptied:,} emptied" if done.emptied else ""
+    echo(f"{counted(done.corrected, 'label')} corrected{emptied} in {out}; everything else is unchanged", err=True)
     if done.without_label:
         echo(f"{counted(done.without_label, 'row')} without a label left unchanged", err=True)
     if wish.diagnostics is not None:
@@ -361,6 +380,9 @@ def _sort(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> 
         counted(count, kind, "copies" if kind == "copy" else None) for kind, count in kinds.items() if count
     )
     echo(f"{counted(done.files, 'image')} written to {out}" + (f" ({made})" if made else ""), err=True)
+    if done.root is not None:
+        words = shlex.join([str(out), "--set", f"data.root={done.root}"])
+        echo(f"the links lead out of the folder; train on it with `pencil train {words}`", err=True)
 
 
 def _save_for(tool: str, reader: "RunReader", chosen: "LabelTable", out: Path) -> None:

@@ -90,7 +90,7 @@ def import_answers(
         _, earlier = made.pop(where, (None, None))
         replaced += earlier is not None and earlier.label != decision.label
         made[where] = answer, decision
-    with RunLock(run), Journal(run / REVIEWS) as journal:
+    with RunLock(run, "import of answers"), Journal(run / REVIEWS) as journal:
         past = _Past(read_lines(run / REVIEWS), made)
         new, counts = past.sort(made.values(), written)
         if new:

@@ -23,12 +23,16 @@ LONGEST = 200
 
 @dataclass(frozen=True)
 class SortedImages:
-    """Number of files, copied files and images without a class, and the renamed folders."""
+    """Number of files, copied files and images without a class, the renamed folders, and what symbolic links lead to.
+
+    ``root`` is the folder that contains all images; None if there is none, or if there are no symbolic links.
+    """
 
     files: int
     copied: int
     without_class: int
     renamed: dict[str, str]
+    root: Path | None
 
 
 Way = Literal["hard link", "copy", "symbolic link"]
@@ -40,7 +44,7 @@ def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, way: W
 
     ``out`` does not exist yet, and is outside the data. A folder of hard links or copies can be trained on like any
     folder. Symbolic links point outside the folder, which training refuses unless ``data.root`` names a folder that
-    contains both.
+    contains the images.
     """
     files = _files(settings)
     _refuse_inside(settings, out)
@@ -59,7 +63,14 @@ def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, way: W
                 copied += _place(file, target, way)
                 count += 1
     renamed = {name: folders[name] for name in used if folders[name] != name}
-    return SortedImages(count, copied, without_class, renamed)
+    root = _common_folder(places) if way == "symbolic link" else None
+    return SortedImages(count, copied, without_class, renamed, root)
+
+
+def _common_folder(places: list[tuple[Path, list[str]]]) -> Path | None:
+    """Return the folder that contains all images, following links; None if they are on several drives."""
+    folders = {file.resolve().parent for file, _ in places}
+    return Path(os.path.commonpath(folders)) if len({folder.drive for folder in folders}) == 1 else None
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:

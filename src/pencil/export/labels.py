@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -15,7 +16,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from pencil.arrow_arrays import numbers, strings
-from pencil.decisions import Where
+from pencil.decisions import Decision, Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
 from pencil.formulas import escape_formula, escape_formula_column, joined_column
@@ -84,10 +85,31 @@ def select_labels(
 
 
 def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
-    """Return how many labels that the run changed or filled in have not been looked at, even if nothing was decided."""
-    proposed = labels.changed | labels.is_unlabelled | numbers(labels["given"].is_null())
-    proposed[list(labels.find_rows(looked_at).values())] = False
-    return int(proposed.sum())
+    """Return how many labels that the run changed have not been looked at; the review page lists all of them.
+
+    A label that was filled in replaces no label: see `count_filled`.
+    """
+    return _count(labels, labels.changed & ~labels.is_unlabelled, looked_at)
+
+
+def count_filled(labels: LabelTable, looked_at: Iterable[Where]) -> int:
+    """Return how many rows without a given label have a predicted one that has not been looked at."""
+    return _count(labels, labels.is_unlabelled | numbers(labels["given"].is_null()), looked_at)
+
+
+def _count(labels: LabelTable, rows: np.ndarray, looked_at: Iterable[Where]) -> int:
+    unseen = rows.copy()
+    unseen[list(labels.find_rows(looked_at).values())] = False
+    return int(unseen.sum())
+
+
+def split_removed(labels: LabelTable, decisions: Iterable[Decision]) -> tuple[LabelTable, LabelTable | None]:
+    """Return the labels without the rows that a person removed, and these rows; None if there are none."""
+    rows = labels.find_rows(one.where for one in decisions if one.decision == "none")
+    if not rows:
+        return labels, None
+    removed = np.isin(np.arange(len(labels)), list(rows.values()))
+    return labels.take(np.flatnonzero(~removed)), labels.take(np.flatnonzero(removed))
 
 
 def select_entries(
@@ -237,18 +259,35 @@ def _without_nan(value: Any) -> Any:
 
 
 def _write_csv(batch: pa.RecordBatch, target: BinaryIO, delimiter: str) -> None:
-    """Write cells, with quotes only where necessary."""
-    names = batch.schema.names
+    """Write cells, each with quotes only where necessary."""
+    names, text = batch.schema.names, io.BytesIO()
     cells = pa.record_batch([_csv_cells(batch[name], name in ROUNDED) for name in names], names)
-    for style in ("none", "needed"):
-        text = io.BytesIO()
-        try:
-            options = arrow_csv.WriteOptions(include_header=False, quoting_style=style, delimiter=delimiter)
-            arrow_csv.write_csv(cells, text, options)
-            break
-        except pa.ArrowInvalid:  # a delimiter, a quote or a line break in a cell
-            continue
-    target.write(text.getvalue())
+    options = arrow_csv.WriteOptions(include_header=False, quoting_style="none", delimiter=delimiter)
+    try:
+        arrow_csv.write_csv(cells, text, options)
+        target.write(text.getvalue())
+    except pa.ArrowInvalid:  # a delimiter, a quote or a line break in a cell; Arrow could only quote all texts
+        target.write(_quoted_lines(cells, delimiter))
+
+
+def _quoted_lines(cells: pa.RecordBatch, delimiter: str) -> Any:
+    """Return the lines of a batch in which some cells need quotes, as a buffer."""
+    texts = [_quoted(pc.fill_null(column.cast(pa.large_string()), _text("")), delimiter) for column in cells.columns]
+    lines = pc.binary_join_element_wise(*texts, _text(delimiter))
+    return pc.binary_join_element_wise(lines, _text(""), _text("\n")).buffers()[2]
+
+
+def _text(text: str) -> Any:
+    return pa.array([text], pa.large_string())[0]  # pa.scalar would import pandas
+
+
+def _quoted(column: Any, delimiter: str) -> Any:
+    """Return texts, in quotes if they have a delimiter, a quote or a line break."""
+    special = pc.match_substring_regex(column, f'["\\r\\n{re.escape(delimiter)}]')
+    if not pc.any(special, min_count=0).as_py():
+        return column
+    inner = pc.replace_substring(column, '"', '""')
+    return pc.if_else(special, pc.binary_join_element_wise(_text('"'), inner, _text('"'), _text("")), column)
 
 
 def _rounded(column: Any) -> Any:

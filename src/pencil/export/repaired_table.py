@@ -24,42 +24,49 @@ from pencil.runs.label_table import LabelTable
 REMEDY = "choose another --format"
 Cell = Hashable
 """A cell of a label column: text, a number, a bool, a tuple of classes, or None."""
+EMPTY: Cell = object()
+"""The new cell of a row that a person removed."""
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """Number of rows, of corrected labels, and of rows without a label."""
+    """Number of rows, of corrected labels, of rows without a label, and of labels of removed rows."""
 
     rows: int
     corrected: int
     without_label: int
+    emptied: int
 
 
-def save_repaired(labels: LabelTable, settings: DataSettings, out: Path) -> Repaired:
+def save_repaired(labels: LabelTable, settings: DataSettings, out: Path, removed: LabelTable | None = None) -> Repaired:
     """Write the training table of a run to a new file, with changed labels replaced.
 
     CSV and TSV keep every other byte: encoding, byte order mark, delimiter, quotes, line ends, decimal sign, order.
     Parquet keeps schema, metadata, row groups and compression. Classes keep the spelling of the table. A row
-    without a label stays unlabelled unless a person has decided about it.
+    without a label stays unlabelled unless a person has decided about it. The label cells of ``removed`` rows, which a
+    person found to belong to no class, become empty.
     """
+    kept = len(labels)
+    labels = labels if removed is None else LabelTable(pa.concat_tables([labels.table, removed.table]))
     table = TrainedTable.open(settings, REMEDY)
     if out.suffix.lower() != table.path.suffix.lower():
         raise RunError(
             f"--out is {out}, but the table of this run is {table.path}; expected the same suffix; name a file that "
             f"ends in {table.path.suffix}, or choose another --format."
         )
-    columns = _label_columns(labels, table)
+    columns = _label_columns(labels, table, np.arange(len(labels)) >= kept)
     changes = _read_cells(labels, table, columns)
     with atomic_write(out, new=True) as temporary, temporary.open("wb") as target:
         (_write_parquet if table.dialect is None else _write_text)(table, columns, changes, target)
-    return Repaired(len(changes.places), changes.rows, columns[0].left_empty)
+    return Repaired(len(changes.places), changes.corrected, columns[0].left_empty, changes.emptied)
 
 
 @dataclass
 class _LabelColumn:
     """A label column: the given and corrected labels, and the spelling of labels in the table.
 
-    ``given`` and ``corrected`` are codes into ``names``, -1 for none. ``decided`` marks rows that a person has decided.
+    ``given`` and ``corrected`` are codes into ``names``, -1 for none. ``decided`` marks rows that a person has decided,
+    ``removed`` those that a person found to belong to no class.
     """
 
     name: str
@@ -67,6 +74,7 @@ class _LabelColumn:
     corrected: np.ndarray
     names: Sequence[Any]
     decided: np.ndarray
+    removed: np.ndarray
     seen: Counter[tuple[Cell, int]] = field(default_factory=Counter)
     left_empty: int = 0
 
@@ -93,6 +101,8 @@ class _LabelColumn:
 
     def change(self, cell: Cell, place: int) -> Cell:
         """Return the new cell of a row whose label is at this position; None if unchanged."""
+        if place >= 0 and self.removed[place]:
+            return None if cell is None else EMPTY
         code = int(self.corrected[place]) if place >= 0 else -1
         if code < 0 or self._code_of.get(cell) == code:
             return None
@@ -126,7 +136,7 @@ class _LabelColumn:
         return (f"{separator} " if spaced else separator).join(map(escape_formula, names))
 
 
-def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn]:
+def _label_columns(labels: LabelTable, table: TrainedTable, removed: np.ndarray) -> list[_LabelColumn]:
     """Return the label columns; raise if labels are not stored in single cells."""
     settings, path = table.settings, table.path
     if settings.noise is not None:
@@ -141,7 +151,7 @@ def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn
     decided = decided | labels.pinned
     if columns.indicators is not None:
         found = [
-            _LabelColumn(name, *_entry_codes(labels, place, decided), ("0", "1"), decided)
+            _LabelColumn(name, *_entry_codes(labels, place, decided), ("0", "1"), decided, removed)
             for place, name in enumerate(columns.indicators)
         ]
         return sorted(found, key=lambda column: table.schema.names.index(column.name))  # in the order of a line
@@ -152,7 +162,7 @@ def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn
             "expected one class per cell; choose --format csv --with-columns, which adds columns."
         )
     given, corrected = labels.given_labels, labels.corrected_labels
-    return [_LabelColumn(label, given.codes, corrected.codes, corrected.names, decided)]
+    return [_LabelColumn(label, given.codes, corrected.codes, corrected.names, decided, removed)]
 
 
 def _entry_codes(labels: LabelTable, place: int, decided: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,14 +181,15 @@ def _holds_numbers(column: pa.Field) -> bool:
 
 
 class _Changes:
-    """The new cells of each row of the file, and the number of changed rows.
+    """The new cells of each row of the file, and the number of corrected and of emptied rows.
 
     ``places`` holds the label position of each row, -1 for none, and ``digests`` the digests of its cells: the file is
     read once to learn the spelling of labels, and again to write it.
     """
 
     def __init__(self, table: TrainedTable, columns: Sequence[_LabelColumn], places: np.ndarray, digests: np.ndarray):
-        self.table, self.columns, self.places, self.digests, self.rows = table, columns, places, digests, 0
+        self.table, self.columns, self.places, self.digests = table, columns, places, digests
+        self.corrected = self.emptied = 0
 
     def __call__(self, row: int, cells: tuple[Cell, ...]) -> list[Cell]:
         place = int(self.places[row]) if row < len(self.places) else -1
@@ -191,7 +202,9 @@ class _Changes:
                 "read before; run the command again when no other program writes to the table."
             )
         found = [column.change(cell, place) for column, cell in zip(self.columns, cells, strict=True)]
-        self.rows += any(cell is not None for cell in found)
+        emptied = EMPTY in found
+        self.emptied += emptied
+        self.corrected += not emptied and any(cell is not None for cell in found)
         return found
 
 
@@ -224,7 +237,7 @@ def _write_text(table: TrainedTable, columns: Sequence[_LabelColumn], changes: _
 
     def change(row: int, cells: Sequence[str]) -> list[str | None]:
         found = changes(row, tuple(unescape_formula(cell) or None for cell in cells))
-        return [None if cell is None else str(cell) for cell in found]
+        return [None if cell is None else "" if cell is EMPTY else str(cell) for cell in found]
 
     rewrite_cells(table.path, table.dialect, [names.index(one.name) for one in columns], len(names), change, target)
 
@@ -265,19 +278,19 @@ def _written_as(file: pq.ParquetFile) -> dict[str, Any]:
 
 
 def _replaced(column: pa.ChunkedArray, values: Sequence[Cell]) -> pa.ChunkedArray:
-    """Return a column with these values where they are not None, in the same type."""
+    """Return a column with these values where they are not None, in the same type; EMPTY becomes null."""
     rows = np.array([row for row, value in enumerate(values) if value is not None], dtype=np.int64)
     if not len(rows):
         return column
-    new = [values[row] for row in rows.tolist()]
+    new = [None if values[row] is EMPTY else values[row] for row in rows.tolist()]
     kind = column.type
     if pa.types.is_dictionary(kind):
         whole = column.unify_dictionaries().combine_chunks()
         known = whole.dictionary.to_pylist()
-        known += [value for value in dict.fromkeys(new) if value not in known]
+        known += [value for value in dict.fromkeys(new) if value is not None and value not in known]
         codes = whole.indices.to_pylist()
         for row, value in zip(rows.tolist(), new, strict=True):
-            codes[row] = known.index(value)
+            codes[row] = None if value is None else known.index(value)
         made = pa.DictionaryArray.from_arrays(
             pa.array(codes, kind.index_type), pa.array(known, kind.value_type), ordered=kind.ordered
         )

@@ -70,6 +70,8 @@ class Neighbours(Background):
             if self.pictures.splits is None:
                 raise NotShown(self.pictures.state.reason)
             self._embedding = self._choose(self.pictures.splits)
+            import pencil.review.twins  # noqa: F401 - here, because imports in two threads can fail
+
             self._compute(self._embedding)
             self.kind = "ready"
         except (PencilError, NotShown, OSError, ValueError, ImportError, MemoryError, RuntimeError) as error:
@@ -136,12 +138,14 @@ class Neighbours(Background):
 
     def twins(self, row: int) -> "list[Twin]":
         """Return the duplicates of a row with another given label, among the vectors computed so far."""
-        from pencil.review.twins import find_twins
-
         done, embedding = self.done, self._embedding
-        target = None if not done or embedding is None else self._vector(embedding, row)
-        if target is None or self.queue.given.codes[row] < 0:
+        if not done or embedding is None or self.queue.given.codes[row] < 0:
             return []
+        target = self._vector(embedding, row)
+        if target is None:
+            return []
+        from pencil.review.twins import find_twins  # imported before: see _run
+
         other = np.flatnonzero(self.queue.given.codes[self._rows[:done]] != self.queue.given.codes[row])
         near = self._nearest(other, target, TWINS)
         places = [self.pictures.find(self.queue.where(one)) for one in (row, *near)]

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import traceback
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from pathlib import Path
@@ -14,11 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pencil.errors import RunError
+from pencil.errors import PencilWarning, RunError, warn
 from pencil.review.guard import Access, Guard
-from pencil.review.inputs import MAX_SIDE, SMALL_SIDE, NotShown
+from pencil.review.inputs import MAX_SIDE, SMALL_SIDE, Background, NotShown
 from pencil.review.queue import SHOWN, TO_LOOK_AT, Filter
 from pencil.review.session import RefusedError, Review
 
@@ -34,11 +35,11 @@ MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 def serve(review: Review, access: Access, listening: socket.socket) -> None:
     """Serve the page of a review until Ctrl-C or SIGTERM."""
-    serve_app(build_app(review, access), listening)
+    serve_app(build_app(review, access), listening, review.pictures, review.details.neighbours)
 
 
-def serve_app(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve a page until Ctrl-C or SIGTERM."""
+def serve_app(app: ASGIApp, listening: socket.socket, *background: Background) -> None:
+    """Serve a page until Ctrl-C or SIGTERM, then stop its background work."""
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -49,7 +50,11 @@ def serve_app(app: ASGIApp, listening: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=2,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        for work in background:
+            work.stop()
 
 
 def build_app(review: Review, access: Access) -> ASGIApp:
@@ -76,7 +81,26 @@ def build_app(review: Review, access: Access) -> ASGIApp:
 def guarded(routes: list[Route], access: Access) -> ASGIApp:
     """Return a page with these addresses behind its guard; refusals and missing inputs have their own status."""
     faults: Any = {RefusedError: _respond(400), NotShown: _respond(404), RunError: _respond(507)}
-    return Guard(Starlette(routes=routes, exception_handlers=faults), access)
+    return Guard(_reporting(Starlette(routes=routes, exception_handlers=faults)), access)
+
+
+def _reporting(app: ASGIApp) -> ASGIApp:
+    """Return a page that reports an unexpected exception in one line; the browser gets status 500."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - any fault of a handler, which starlette raises again
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            warn(
+                f"the page's request {scope['method']} {scope['path']} failed: {words} ({Path(place.filename).name}, "
+                f"line {place.lineno}); decisions made before are saved; reload the page.",
+                PencilWarning,
+                stacklevel=2,
+            )
+
+    return call
 
 
 class _Answers:

@@ -37,7 +37,7 @@ class Review:
         self.details = Details(self.queue, self.pictures)
         self.history = History()
         self.decided = np.zeros(len(self.queue), dtype=bool)
-        self._run_lock, self._journal = RunLock(run), Journal(run / REVIEWS)
+        self._run_lock, self._journal = RunLock(run, "review"), Journal(run / REVIEWS)
         self._writing = threading.Lock()
 
     def __enter__(self) -> Self:

@@ -20,6 +20,8 @@ WAIT = 0.1
 START = 1
 """Offset of the text in the file: on Windows the first byte is locked, and no other process can read it."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # on some network file systems
+TRAINING = "training"
+"""The task of a process that can write to another directory instead."""
 
 
 class InUseError(RunError):
@@ -29,11 +31,12 @@ class InUseError(RunError):
 class RunLock:
     """Context manager that excludes other writers from a run directory, which is created if missing.
 
-    filelock does not follow links, and releases the lock in forked children, such as data workers.
+    ``task`` says in the lock file, and thereby to others, what the process does. filelock does not follow links, and
+    releases the lock in forked children, such as data workers.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, task: str = TRAINING):
+        self.path, self.task = path, task
         self._held: FileLock | None = None
         self._identity: os.stat_result | None = None
 
@@ -44,19 +47,17 @@ class RunLock:
             refuse_links(self.path)
             self._acquire(lock)
         except Timeout as error:
-            who = _read(file)
-            holder = f"process {who.get('pid', '?')} on {who.get('host', '?')} since {who.get('started', '?')}"
             raise InUseError(
-                f"{self.path} is in use by {holder}; only one process may write to a run directory; wait for it, "
-                "or choose another --out."
+                f"{self.path} is in use by {_holder(_read(file))}; only one process may write to a run directory; wait "
+                f"for it, {self._or_else('or stop it with Ctrl-C in its terminal')}."
             ) from error
         except RunError:
             raise
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise RunError(
-                    f"cannot lock {file}: {error.strerror or error}; expected a writable directory; "
-                    "check its permissions, or choose another --out."
+                    f"cannot lock {file}: {error.strerror or error}; expected a writable directory; check its "
+                    f"permissions, {self._or_else('or copy the run to another place')}."
                 ) from error
             file.unlink(missing_ok=True)  # it does not lock anything
             warn(f"{self.path} cannot be locked: {error.strerror}; do not start a second run in it.", PencilWarning)
@@ -68,6 +69,10 @@ class RunLock:
             return
         self._remove()
         self._held.release()
+
+    def _or_else(self, other: str) -> str:
+        """Return the second remedy: only training can use another directory."""
+        return "or choose another --out" if self.task == TRAINING else other
 
     def _remove(self) -> None:
         """Remove the file that this process has locked."""
@@ -91,7 +96,7 @@ class RunLock:
         """Write who holds the lock. On a full disk the empty file is removed, before filelock releases the lock."""
         self._identity = os.fstat(descriptor)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        who = {"pid": os.getpid(), "host": platform.node(), "started": started}
+        who = {"pid": os.getpid(), "host": platform.node(), "started": started, "task": self.task}
         try:
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -99,6 +104,12 @@ class RunLock:
         except OSError:
             self._remove()
             raise
+
+
+def _holder(who: dict[str, Any]) -> str:
+    """Return the process that wrote the file, and what it does."""
+    holder = f"process {who.get('pid', '?')} on {who.get('host', '?')} since {who.get('started', '?')}"
+    return f"{holder} ({who['task']})" if "task" in who else holder
 
 
 def _read(file: Path) -> dict[str, Any]:

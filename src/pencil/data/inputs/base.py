@@ -58,7 +58,18 @@ class Fault(NamedTuple):
 
 def list_faults(faults: Sequence[Fault]) -> str:
     """Return the first unreadable inputs with the reasons, and the number of further ones."""
-    return first_few([f"{fault.name!r} (row {fault.row}): {fault.reason}" for fault in faults])
+    reasons = reasons_once(faults)
+    return first_few(
+        [f"{fault.name!r} (row {fault.row}): {reason}" for fault, reason in zip(faults, reasons, strict=True)]
+    )
+
+
+def reasons_once(faults: Sequence[Fault]) -> list[str]:
+    """Return the reason of each fault, or "the same" if it is the reason of the fault before it."""
+    before = ("", *(fault.reason for fault in faults[:-1]))
+    return [
+        "the same" if fault.reason == reason else fault.reason for fault, reason in zip(faults, before, strict=False)
+    ]
 
 
 class InspectedRow(NamedTuple):

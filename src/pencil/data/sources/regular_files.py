@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from pencil.errors import DataError
+from pencil.errors import DataError, can_set, setting
 
 LARGEST = 2**30
 """Images of at most ``data.max_pixels`` pixels never take more bytes than this."""
@@ -19,11 +19,18 @@ LARGEST = 2**30
 def read_within(path: Path, folders: tuple[Path, ...]) -> bytes:
     """Return the bytes of a regular file below one of these folders, following links; anywhere if empty."""
     if folders and not is_within(path, folders):
-        raise OSError(
-            f"it is behind a link that leads out of {folders[-1]} (copy the file into the folder; to train, data.root "
-            "may be a folder that contains both)"
-        )
+        raise OSError(f"it is behind a link that leads out of {folders[-1]} ({_how_to_allow(path, folders[-1])})")
     return read_regular(path)
+
+
+def _how_to_allow(path: Path, folder: Path) -> str:
+    """Return what to do about a link that leads out of a folder; a table has its paths below ``data.root``."""
+    target, inside = path.resolve(), folder.resolve()
+    if not can_set() or target.drive != inside.drive:
+        return "copy the file into the folder"
+    both = Path(os.path.commonpath([target.parent, inside]))
+    root = target.parent if both == both.parent else both  # never all files of the machine
+    return f"copy the file into the folder; for a folder per class, allow it with {setting('data.root', str(root))}"
 
 
 def version_of(path: Path) -> bytes:
