@@ -73,6 +73,20 @@ def test_predict_takes_new_levels_and_missing_cells(home):
     assert "add what is missing to the table" in missing and "--set" not in missing  # which predict does not have
 
 
+def test_predict_names_a_bad_cell_beside_the_other_answers(home):
+    (home / "bad.csv").write_text("id;age;income;city;note\n7;40,5;20;Bonn;\n8;old;20;Bonn;\n9;;20;Bonn;\n")
+    done = pencil("predict", "runs/mine", "bad.csv", cwd=home, code=1)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [bool(row["class"]) for row in rows] == [True, False, True]
+    assert [row["error"] for row in rows] == ["", "column 'age' holds 'old'; expected a number or an empty cell", ""]
+    assert "--set" not in done.stdout + done.stderr
+    (home / "bad.csv").write_text("id;age;income;city;note\n8;old;20;Bonn;\n")
+    assert (
+        "the first because column 'age' holds 'old'"
+        in pencil("predict", "runs/mine", "bad.csv", cwd=home, code=2).stderr
+    )
+
+
 def test_evaluate_and_the_rest_of_the_commands(home):
     write(home / "labelled.csv", 100, 2)
     found = json.loads(pencil("evaluate", "runs/mine", "--data", "labelled.csv", "--json", cwd=home).stdout)
