@@ -93,6 +93,7 @@ def test_labels_apart_and_annotators(frame):
             r"label is 'y', but the data is a TensorDataset; expected a table with named columns",
         ),
         (lambda frame: fit((frame, frame["target"]), label="target"), r"label is 'target', but the data is a tuple"),
+        (lambda frame: fit((frame, frame["target"], frame["target"])), r"data is a tuple of 3; expected \(x, y\)"),
     ],
 )
 def test_refused(frame, call, message):

@@ -230,8 +230,10 @@ def _known(labels: Any, examples: Examples) -> Tensor | None:
 
 def _object_rows(data: Any, settings: DataSettings, labels: LabelCells) -> Rows:
     """Return the rows of a pair of inputs and labels, or of a map-style dataset; their labels are added."""
-    if not isinstance(data, tuple) or len(data) != 2:
+    if not isinstance(data, tuple) or (len(data) != 2 and all(isinstance(item, (tuple, Mapping)) for item in data)):
         return dataset_rows(data, labels, settings.workers or 0)
+    if len(data) != 2:
+        raise DataError(f"data is a tuple of {len(data)}; expected (x, y); pass inputs and labels, others by name.")
     x, labels = data[0], replace(labels, given=data[1])
     if is_frame(x):
         return frame_rows(x, settings, labels)

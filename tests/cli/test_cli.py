@@ -98,6 +98,7 @@ def test_check_trains_nothing_and_says_the_plan(home):
     ("words", "message"),
     [
         ("train digitz", "did you mean 'digits'?"),
+        ("train nope", "or hf/NAME); `pencil recipes` lists the recipes."),
         ("train mine.npz --out runs/mine", "is not empty"),
         (
             "train digits --out runs/mine --resume",

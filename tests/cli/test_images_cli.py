@@ -155,7 +155,7 @@ def test_check_says_all_that_is_wrong_and_refuses(messy):
         assert words in done.stdout, done.stdout
     assert "ready to train" not in done.stdout
     assert "2 of 23 train images cannot be read: 'cat/text.jpg' (row " in done.stderr and "; 'dog/5.png'" in done.stderr
-    assert "contain no images and are not used as classes: 'fish'" in done.stderr
+    assert "contains no images and is not used as a class: 'fish'" in done.stderr
     tree = json.loads(pencil("check", "pets", "--json", cwd=messy.parent, code=2).stdout)
     assert tree["ready"] is False and len(tree["problems"]) == 1
     assert tree["data"]["train"]["class_counts"] == {"cat": 11, "dog": 10}
@@ -274,7 +274,30 @@ def test_a_split_of_which_nothing_can_be_read(pets):
 def test_images_are_no_input_for_a_network_of_arrays(home):
     pencil("train", "digits", "--out", "runs/digits", *QUICK, "--set", "data.rows=40", cwd=home)
     done = pencil("predict", "runs/digits", "shades/dark/00.png", cwd=home, code=2)
-    assert "this network was trained on arrays; expected an .npz or .npy file" in done.stderr
+    assert "00.png contains images; the run was trained on arrays of shape (1, 8, 8)" in done.stderr
+    for words in (["evaluate", "runs/digits", "--data", "shades"], ["predict", "runs/digits", "shades"]):
+        done = pencil(*words, cwd=home, code=2)
+        assert done.stderr.endswith(
+            "shades contains images; the run was trained on arrays of shape (1, 8, 8); pass data of that kind.\n"
+        )
+
+
+def test_a_table_is_no_data_for_a_network_of_images(home):
+    (home / "cells.csv").write_text("age;size;label\n1;2,5;dark\n2;3,5;light\n")
+    (home / "bare.csv").write_text("age;size\n1;2,5\n")
+    np.savez(home / "cells.npz", x=np.ones((2, 4)), y=["dark", "grey"])
+    for name, seen in (
+        ("cells.csv", "the table columns 'age', 'size', 'label'"),
+        ("bare.csv", "the table columns"),
+        ("cells.npz", "vectors of 4 numbers"),
+    ):
+        for words in (["evaluate", "runs/folder", "--data", name], ["predict", "runs/folder", name]):
+            done = pencil(*words, cwd=home, code=2)
+            assert (
+                f"error: {name} contains {seen}" in done.stderr
+                and "; the run was trained on images; pass" in done.stderr
+            )
+            assert "bad row" not in done.stderr
 
 
 def test_check_of_chosen_rows_speaks_of_those(messy):

@@ -191,6 +191,8 @@ def test_options_for_several_classes_are_refused_for_one(home):
             "--threshold only works with multi-label runs" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr
         )
     assert "expected a probability" in pencil("evaluate", "run", "--threshold", 1.5, cwd=home, code=2).stderr
+    other = pencil("evaluate", "run", "--data", "hard.npz", cwd=home, code=2).stderr
+    assert other.endswith("a column for each class; pass multi-label data, as in training.\n")
     wrong = pencil("evaluate", "hard", "--data", "mine.npz", cwd=home, code=2)
     assert "label distribution at row" in wrong.stderr
 

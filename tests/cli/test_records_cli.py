@@ -7,6 +7,7 @@ import os
 import random
 import signal
 
+import numpy as np
 import pytest
 from commands import pencil
 
@@ -69,8 +70,35 @@ def test_predict_takes_new_levels_and_missing_cells(home):
     assert again == rows
     write(home / "less.csv", 3, 1, label=False, leave_out=("age", "note"))
     missing = pencil("predict", "runs/mine", "less.csv", cwd=home, code=2).stderr
-    assert "has no column 'age', 'note'; it has" in missing
+    assert "has no columns 'age' and 'note'; it has" in missing
     assert "add what is missing to the table" in missing and "--set" not in missing  # which predict does not have
+
+
+def test_predict_names_a_bad_cell_beside_the_other_answers(home):
+    (home / "bad.csv").write_text("id;age;income;city;note\n7;40,5;20;Bonn;\n8;old;20;Bonn;\n9;;20;Bonn;\n")
+    done = pencil("predict", "runs/mine", "bad.csv", cwd=home, code=1)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [bool(row["class"]) for row in rows] == [True, False, True]
+    assert [row["error"] for row in rows] == ["", "column 'age' holds 'old'; expected a number or an empty cell", ""]
+    assert "--set" not in done.stdout + done.stderr
+    (home / "bad.csv").write_text("id;age;income;city;note\n8;old;20;Bonn;\n")
+    assert (
+        "the first because column 'age' holds 'old'"
+        in pencil("predict", "runs/mine", "bad.csv", cwd=home, code=2).stderr
+    )
+
+
+def test_images_and_vectors_are_no_data_for_a_network_of_a_table(home):
+    (home / "photos/yes").mkdir(parents=True)
+    (home / "photos/yes/0.png").write_bytes(b"")
+    np.savez(home / "x.npz", x=np.ones((3, 2)), y=[0, 1, 7])
+    for name, seen in (("photos", "images"), ("x.npz", "vectors of 2 numbers")):
+        for words in (["evaluate", "runs/mine", "--data", name], ["predict", "runs/mine", name]):
+            done = pencil(*words, cwd=home, code=2)
+            expected = (
+                f"{name} contains {seen}; the run was trained on the table columns 'age', 'income', 'city', 'note'"
+            )
+            assert expected in done.stderr
 
 
 def test_evaluate_and_the_rest_of_the_commands(home):
@@ -99,6 +127,14 @@ def test_check_shows_columns(home):
     assert "numbers: age, income" in shown and "categories: city, source" in shown and "text: note" in shown
     assert "missing values: age" in shown and "constant columns: source" in shown
     assert "groups of duplicates with different labels: 1" in shown
+    assert "key: the row number (no column is recognised as an id; set one with --set data.columns.key=NAME)" in shown
+    numbered = [f"{line};{i or 'Serial'};{'fixed' if i else 'source'}" for i, line in enumerate(lines)]
+    (home / "odd.csv").write_text(
+        "\n".join([*numbered, ";".join(["", "", "", "", "", "", "99", "fixed"])]).replace(",", ";")
+    )
+    shown = pencil("check", "odd.csv", "--set", "data.columns.ignore=id", cwd=home).stdout
+    assert "set one with --set data.columns.key=Serial)" in " ".join(shown.split())
+    assert "unlabelled  1 row" in shown and shown.count("numbers: ") == shown.count("constant columns: ") == 1
 
 
 def test_a_stopped_run_resumes_to_the_same_result(home, monkeypatch):

@@ -39,7 +39,7 @@ def test_float_arrays_keep_their_shape():
     [
         (np.zeros((3, 2)), [0, 1], {}, r"x has 3 rows but y has 2"),
         (np.zeros((0, 2)), [], {}, r"empty"),
-        (np.zeros(3), [0, 1, 0], {}, r"reshape it to \(n, 1\)"),
+        (np.zeros(3), [0, 1, 0], {}, r"pass x\[None\] if x is one example, or x\[:, None\]"),
         (np.array([["a"]]), [0], {}, r"expected numbers"),
         (np.array([[1.0], [np.nan], [2.0]]), [0, 1, 0], {}, r"input at row 1 holds NaN or infinity"),
         (np.zeros((2, 2)), ["cat", "cow"], {"classes": ["cat", "dog"]}, r"'cow' at row 1 is not one of the 2 classes"),

@@ -173,8 +173,11 @@ def test_rows_that_do_not_fit_are_named(tmp_path):
         with pytest.raises(DataError, match=message):
             records(bad)
     many = pa.table({"x": ["1", "2", "many"] * 10, "label": label})
-    with pytest.raises(DataError, match=r"column 'x' .* holds 'many' at row 4; expected a number"):
+    with pytest.raises(
+        DataError, match=r"10 bad rows of 30: row 4: column 'x' holds 'many'; expected a number"
+    ) as seen:
         records(written(many, tmp_path / "x.csv"), {"numbers": "x"})
+    assert str(seen.value).count("for words write settings={") == 1
     ids = pa.table({"code": [f"A{i}" for i in range(30)], "label": label})
     with pytest.raises(
         DataError,
@@ -183,6 +186,17 @@ def test_rows_that_do_not_fit_are_named(tmp_path):
         records(written(ids, tmp_path / "ids.csv"))
     with pytest.raises(DataError, match=r"lists 'x' as number and as category|lists 'x' as category and as number"):
         records(tmp_path / "x.csv", {"numbers": "x", "categories": "x"})
+
+
+def test_a_word_among_decimal_commas_is_the_only_fault(tmp_path):
+    path, columns = tmp_path / "new.csv", Columns(numbers="x")
+    path.write_text("x;y\n12,5;1\nabc;2\n1.5;3\n")
+    inputs, _ = read_inputs([path], DataSettings(columns=columns, bad_rows="skip"))
+    assert inputs.records.matrix(["x"])[[0, 2], 0].tolist() == [12.5, 1.5]
+    assert inputs.fault_of(0) is None and "column 'x' holds 'abc'" in inputs.fault_of(1)
+    assert inputs.take(torch.tensor([2, 1])).faults == {1: inputs.fault_of(1)}
+    with pytest.raises(DataError, match=r"1 bad row of 3: row 3: column 'x' holds 'abc'; .* cell; fix this row\.$"):
+        read_inputs([path], DataSettings(columns=columns))
 
 
 def cells(path, head, *values):

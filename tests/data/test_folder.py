@@ -68,7 +68,7 @@ def test_classes_in_an_order_of_the_users(pets):
 def test_an_empty_folder_is_no_class_and_a_note_says_so(pets):
     (pets / "fish").mkdir()
     with pytest.warns(
-        UserWarning, match=r"1 of 3 sub-folders of .*pets contain no images and are not used as classes: 'fish'"
+        UserWarning, match=r"1 of 3 sub-folders of .*pets contains no images and is not used as a class: 'fish'"
     ):
         splits = read(pets)
     assert splits.train.classes == ("cat", "dog") and len(splits.train) == 20
@@ -78,7 +78,7 @@ def test_an_empty_folder_is_no_class_and_a_note_says_so(pets):
 def test_an_empty_class_is_refused_where_it_is_named(pets):
     (pets / "fish").mkdir()
     with (
-        pytest.warns(DataWarning, match="contain no images"),
+        pytest.warns(DataWarning, match="contains no images"),
         pytest.raises(DataError, match=r"1 of 3 classes have no example: 'fish'; expected at least one each"),
     ):
         prepare(DataSettings(), load(DataSettings(source=str(pets), classes=("cat", "dog", "fish"))), seed=0)
@@ -89,7 +89,7 @@ def test_an_empty_folder_beside_the_classes_of_training(tmp_path):
         for name in ("cat", "dog"):
             paint(tmp_path / split / name / "1.png")
         (tmp_path / split / "fish").mkdir()
-    with pytest.warns(DataWarning, match="contain no images") as notes:
+    with pytest.warns(DataWarning, match="contains no images") as notes:
         splits = read(tmp_path)
     assert len(notes) == 2 and splits.sizes() == {"train": 2, "validation": 2}
 

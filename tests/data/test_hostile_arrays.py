@@ -76,7 +76,7 @@ def test_booleans_are_numbers_and_big_endian_images_are_images():
         (torch.zeros(4, 0), r"its rows are empty"),
         (np.zeros((0, 3)), r"the dataset is empty"),
         (np.array(3.0), r"the dataset is empty"),
-        (np.zeros(4), r"reshape it to \(n, 1\)"),
+        (np.zeros(4), r"pass x\[None\] if x is one example, or x\[:, None\]"),
         ([[1, 2], [3], [4], [5]], r"x is not an array .*; expected rows of equal length"),
         (torch.eye(4).to_sparse(), r"expected a dense tensor; pass x.to_dense\(\)"),
         (np.ma.masked_array(VALUES, mask=VALUES > 8), r"x is a masked array; .* x.filled\(\)"),

@@ -116,7 +116,7 @@ def _findings(result: "CheckResult") -> Iterator[str]:
             )
         what = " without a label, which are labelled at the end" if name == "unlabelled" else ""
         yield f"{name:<12}{counted(found.rows - len(found.unreadable), 'row')}{inputs}{what}"
-        yield from _oddities(found, result.data[name])
+        yield from _oddities(found, result.data[name], with_columns=name != "unlabelled")
     lines = [] if result.overlap is None else list(_groups(result.overlap, result.overlap.member))
     if lines:
         yield from ("in more than one split", *lines)
@@ -126,14 +126,15 @@ def _pixels(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
-    """Problems of single rows: a count, and the first few by name."""
+def _oddities(found: "Inspection", examples: "Examples", *, with_columns: bool) -> Iterator[str]:
+    """The columns, and problems of single rows: a count, and the first few by name."""
     from pencil.data.check.duplicates import MOST_ROWS
     from pencil.data.inputs.base import reasons_once
 
     if examples.multilabel:
         yield from _several(found, examples)
-    yield from _columns(found, examples)
+    if with_columns:  # of unlabelled rows they are those of the training rows
+        yield from _columns(found, examples)
     few = found.unreadable[:FEW]
     lines = [f"{fault.name}: {reason}" for fault, reason in zip(few, reasons_once(few), strict=True)]
     yield from _some(len(found.unreadable), "unreadable images", lines)

@@ -27,7 +27,7 @@ def evaluate(
     from pencil.data.prepare import choose_test
     from pencil.data.read import load, read_like
     from pencil.errors import DataError, settings_fixed
-    from pencil.runs.run import open_run
+    from pencil.runs.run import open_run, trained_on
     from pencil.training.metrics import per_class_scores
 
     opened = open_run(run, epoch=epoch, trust=trust)
@@ -35,7 +35,9 @@ def evaluate(
     settings = opened.recipe.data
     with settings_fixed():
         splits = (
-            read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings, local=not trust)
+            read_like(data, settings, opened.classes, opened.multilabel, kind=trained_on(opened))
+            if data
+            else load(settings, local=not trust)
         )
         examples = splits.train if data and splits.test is None else splits.test
         if examples is not None and not data:

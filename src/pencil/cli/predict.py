@@ -46,11 +46,11 @@ def predict(
     """
     from pencil.data.read import read_inputs
     from pencil.export import save_maps
-    from pencil.runs.run import open_run
+    from pencil.runs.run import open_run, trained_on
 
     opened = open_run(run, trust=trust).without_refusals()
     cut = pick_threshold(threshold, opened.multilabel)
-    inputs, keys = read_inputs(data, opened.recipe.data)
+    inputs, keys = read_inputs(data, opened.recipe.data, trained_on(opened))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the row is skipped")  # its reason is in the output
         if maps is not None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from pencil.data.given.given_labels import shorten
 from pencil.data.roles import ROLES, Role
 from pencil.errors import DataError, can_set, setting
+from pencil.terminal import agreed
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
 IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
@@ -21,6 +22,8 @@ NOT_INPUTS = ("label", "annotator", "probabilities", "indicators", "clean", "spl
 OF_INPUTS = ("path", "image", "numbers", "categories", "text", "vectors", "ignore")
 """Keys of columns that define the inputs."""
 Names = str | tuple[str, ...] | None
+MOST_NAMED = 12
+"""Maximum number of columns that a message lists."""
 
 
 class Columns(BaseModel):
@@ -152,7 +155,8 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
         key = f"data.columns.{next(iter(missing.values()))}"
         remedy = f"name another one with {setting(key, 'NAME')}, or add it" if can_set() else "add what is missing"
         error = UnknownColumnError(
-            f"{where} has no column {_list(list(missing))}; it has {_list(table.column_names)}; {remedy} to the table."
+            f"{where} has no {agreed(len(missing), 'column', 'columns')} {_list(list(missing), 'and')}; it has "
+            f"{_list(table.column_names)}; {remedy} to the table."
         )
         error.names = tuple(missing)
         raise error
@@ -209,5 +213,8 @@ def label_names(columns: Columns, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*as_names(label), *as_names(clean))))
 
 
-def _list(names: Sequence[str]) -> str:
-    return shorten(list(map(repr, names)), 12)
+def _list(names: Sequence[str], last: str = "") -> str:
+    shown = list(map(repr, names))
+    if last and 1 < len(shown) <= MOST_NAMED:
+        return f"{', '.join(shown[:-1])} {last} {shown[-1]}"
+    return shorten(shown, MOST_NAMED)

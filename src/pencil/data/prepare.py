@@ -317,11 +317,6 @@ def prepare_inputs(inputs: Inputs, settings: DataSettings, encoder: Encoder | No
     """Prepare new inputs like the inputs of a finished run with these resolved settings; vectors count as encoded."""
     if encoder is not None and (inputs.records is not None or inputs.resizable):
         inputs = encode_inputs(inputs, encoder)
-    if inputs.resizable and not isinstance(settings.resize, tuple):
-        raise DataError(
-            "the inputs are images but this network was trained on arrays; expected an .npz or .npy file; "
-            "save the inputs as arrays."
-        )
     options = read_options(settings, settings.resize if isinstance(settings.resize, tuple) else None)
     if inputs.shape is not None and len(inputs.shape) != 3:
         options = replace(options, crop=None)  # the comparison with the trained shape reports the difference

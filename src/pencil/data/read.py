@@ -22,6 +22,7 @@ from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.sources import arrays, folder, hugging_face_datasets, label_studio, shards, table, tar_shards
 from pencil.data.sources.hugging_face_datasets import PREFIX
 from pencil.data.sources.regular_files import refuse_undecodable
+from pencil.data.trained_on import InputKind, kind_of, kind_of_path
 from pencil.data.unlabelled import set_apart
 from pencil.errors import DataError, DataWarning, settings_fixed, warn
 from pencil.terminal import agreed, counted
@@ -80,21 +81,28 @@ def load(settings: DataSettings, *, local: bool = False) -> Splits:
 
 
 def read_like(
-    source: str, settings: DataSettings, classes: Sequence[str], multilabel: bool, *, local: bool = False
+    source: str,
+    settings: DataSettings,
+    classes: Sequence[str],
+    multilabel: bool,
+    *,
+    local: bool = False,
+    kind: InputKind | None = None,
 ) -> Splits:
     """Read a source whose labels must have these classes and this form: test data for a trained network.
 
     Its label column may have another common name than in training. Rows without a label are ignored, and counted in a
-    warning.
+    warning. Inputs that a network trained on this ``kind`` does not take are refused before labels are read.
     """
     settings, label = settings.model_copy(update={"multilabel": multilabel}), as_names(settings.columns.label)
     try:
-        splits = read_source(source, settings, classes, local=local)
+        splits = read_source(source, settings, classes, local=local, kind=kind)
     except UnknownColumnError as error:
         if error.names != label or usual_name(label, LABEL_COLUMNS) is None:
             raise
         unnamed = settings.columns.model_copy(update={"label": None})
-        splits = read_source(source, settings.model_copy(update={"columns": unnamed}), classes, local=local)
+        unnamed_settings = settings.model_copy(update={"columns": unnamed})
+        splits = read_source(source, unnamed_settings, classes, local=local, kind=kind)
     refuse_other_kind(splits.train, multilabel)
     if splits.unlabelled is not None:
         count = len(splits.unlabelled)
@@ -104,15 +112,27 @@ def read_like(
 
 
 def read_source(
-    source: str, settings: DataSettings, classes: Sequence[str] | None = None, *, local: bool = False
+    source: str,
+    settings: DataSettings,
+    classes: Sequence[str] | None = None,
+    *,
+    local: bool = False,
+    kind: InputKind | None = None,
 ) -> Splits:
-    """Read one source with the columns, classes and options of these settings; unlabelled rows are separated."""
+    """Read one source with the columns, classes and options of these settings; unlabelled rows are separated.
+
+    Inputs that a network trained on this ``kind`` does not take are refused.
+    """
     if classes is not None:
         settings = settings.model_copy(update={"classes": tuple(classes)})
     if source in DATASETS:
         return set_apart(_named(source, settings, local))
     try:
-        return set_apart(to_splits(_rows(source, settings, local), settings.bad_rows))
+        _refuse_path(as_path(source), settings, kind)
+        rows = _rows(source, settings, local)
+        if kind is not None:
+            kind.refuse(kind_of(rows.inputs), source)
+        return set_apart(to_splits(rows, settings.bad_rows))
     finally:
         pa.default_memory_pool().release_unused()  # the rows of a table are gone, but Arrow would keep the memory
 
@@ -141,6 +161,13 @@ def _rows(source: str, settings: DataSettings, local: bool) -> Rows:
         f"{source!r} {seen} a dataset by name ({', '.join(DATASETS)}) nor {FORMS}; "
         "pass one of them, or pass your data to pencil.fit."
     )
+
+
+def _refuse_path(path: Path, settings: DataSettings, kind: InputKind | None) -> None:
+    """Raise if names of files and columns show inputs that a network trained on this kind does not take."""
+    seen = None if kind is None else kind_of_path(path, settings)
+    if kind is not None and seen is not None:
+        kind.refuse(seen, str(path))
 
 
 def is_source(what: str) -> bool:
@@ -188,17 +215,21 @@ def _named(name: str, settings: DataSettings, local: bool) -> Splits:
     return splits
 
 
-def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    """Read new inputs without labels, and their keys.
+def read_inputs(
+    paths: Sequence[Path], settings: DataSettings, kind: InputKind | None = None
+) -> tuple[Inputs, Sequence[str]]:
+    """Read new inputs without labels, and their keys; refuse what a network trained on this ``kind`` does not take.
 
     ``paths`` are one folder of images at any depth, image, table, npz or npy file; or several images and folders,
     whose paths are then the keys, each image once.
     """
     for path in paths:
-        as_path(path)
+        _refuse_path(as_path(path), settings, kind)
     if len(paths) == 1:
         with settings_fixed():
             rows = _new_rows(paths[0], settings)
+        if kind is not None:
+            kind.refuse(kind_of(rows.inputs), str(paths[0]))
         return rows.inputs, rows.keys.tolist()
     names = list(dict.fromkeys(name for path in paths for name in _image_paths(path)))
     return ImageInputs(ImageFiles(Path(), as_keys(names), within=tuple(paths))), names

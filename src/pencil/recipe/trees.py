@@ -25,7 +25,7 @@ def find(what: str) -> Tree:
     if is_source(what):
         return of_source(what)
     known = [*shipped(), *DATASETS]
-    close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(what, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`pencil recipes` lists the recipes."
     if path.exists():
         hint = "this file type is not supported; if it is a table, save it as CSV."

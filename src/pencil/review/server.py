@@ -97,7 +97,6 @@ def _reporting(app: ASGIApp) -> ASGIApp:
                 f"the page's request {scope['method']} {scope['path']} failed: {words} ({Path(place.filename).name}, "
                 f"line {place.lineno}); decisions made before are saved; reload the page.",
                 PencilWarning,
-                stacklevel=2,
             )
 
     return call

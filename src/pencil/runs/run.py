@@ -15,6 +15,7 @@ from pencil.data.inputs.transform import Normalization
 from pencil.data.prepare import prepare_inputs
 from pencil.data.sources.arrays import as_inputs
 from pencil.data.sources.frames import as_new_inputs
+from pencil.data.trained_on import InputKind, kind_of
 from pencil.decisions import Where
 from pencil.errors import DataError, ModelError, RunError, explained, setting
 from pencil.labels.forms import label_form
@@ -139,7 +140,8 @@ class Run:
         return label_form(self.multilabel).to_probs(self._outputs(forward, inputs, rows))
 
     def prepare(self, inputs: Inputs) -> Inputs:
-        """Return new inputs prepared and encoded like the training inputs."""
+        """Return new inputs prepared and encoded like the training inputs; raise if they are of another kind."""
+        trained_on(self).refuse(kind_of(inputs))
         return prepare_inputs(inputs, self.recipe.data, self.encoder)
 
     def class_maps(self, x: Any) -> Tensor:
@@ -182,6 +184,14 @@ class Run:
             size = CHUNK if threads else BATCH
             compute = Compute(device)
             return predict_logits(self.model, inputs, rows, forward=run, batch_size=size, compute=compute, finite=True)
+
+
+def trained_on(run: Run) -> InputKind:
+    """Return the kind of inputs that the network of a run was trained on."""
+    shape = run.summary.data.input_shape
+    if run.encoder is not None:
+        return InputKind("columns", shape, run.encoder.columns)
+    return InputKind("images" if isinstance(run.recipe.data.resize, tuple) else "arrays", shape)
 
 
 def open_run(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pencil.data.bad_rows import SHOWN
 from pencil.data.given.votes import Votes
-from pencil.errors import DataError
+from pencil.errors import DataError, can_set
 
 Keys = Sequence[str] | np.ndarray | None
 UNLABELLED = -1
@@ -102,9 +102,10 @@ def as_indicators(labels: Any, num_classes: int | None = None, *, keys: Keys = N
     if values.ndim == 2 and values.dtype == object:
         values = _with_none_as_nan(values)
     if values.ndim != 2 or values.shape[1] == 0 or values.dtype.kind not in "buif":
+        remedy = "leave multilabel out for single-label data" if can_set() else "pass multi-label data, as in training"
         raise DataError(
             f"labels are {values.dtype} of shape {values.shape}; expected multi-label data: (n, classes) numbers "
-            "from 0 to 1, a column for each class; leave multilabel out for single-label data."
+            f"from 0 to 1, a column for each class; {remedy}."
         )
     if len(values) == 0:
         raise DataError("the dataset is empty; expected at least one labelled example; check how the labels were made.")

@@ -137,7 +137,8 @@ class Encoder:
             blocks.append(self._dense(chosen, sentences))
             found[places] = np.hstack(blocks, dtype=np.float32)
         vectors = torch.from_numpy(found)  # scaled already: they are not normalised again
-        return EncodedInputs(vectors, prepared=True, source=records, source_rows=rows)
+        readable = torch.tensor([records.fault_of(row) is None for row in rows.tolist()]) if records.faults else None
+        return EncodedInputs(vectors, prepared=True, readable=readable, source=records, source_rows=rows)
 
     def _numbers(self, records: RecordInputs) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers, and their missing indicators."""

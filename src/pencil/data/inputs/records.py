@@ -1,10 +1,9 @@
 """Records: the table columns that an encoder turns into vectors, with one Arrow type per role."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from torch import Tensor
 
+from pencil.data.bad_rows import BadRows
 from pencil.data.given.same_values import are_truth, is_truth, truth_as_numbers
 from pencil.data.inputs.augment import View
 from pencil.data.inputs.base import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, content_digest
 from pencil.data.roles import Role, Roles, is_list, is_missing, is_string
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, can_set, setting
 
 SECONDS_PER_DAY = 86_400
-RowNumbers = np.ndarray | None
 
 
 class ColumnFinding(NamedTuple):
@@ -36,12 +35,13 @@ class RecordInputs(Inputs):
     """Rows of numbers, categories, texts and vectors, which are encoded before a network sees them.
 
     Numbers are float64, categories and texts strings, vectors fixed-size lists of float32, and null is missing.
-    ``dates`` are columns of numbers that are days since 1970.
+    ``dates`` are columns of numbers that are days since 1970. ``faults`` says why rows cannot be used.
     """
 
     table: pa.Table
     roles: Roles
     dates: frozenset[str] = frozenset()
+    faults: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -63,7 +63,11 @@ class RecordInputs(Inputs):
 
     def take(self, rows: Tensor) -> "RecordInputs":
         """Return a copy of these rows."""
-        return replace(self, table=self.table.take(pa.array(rows.numpy())))
+        faults = {place: self.faults[row] for place, row in enumerate(rows.tolist()) if row in self.faults}
+        return replace(self, table=self.table.take(pa.array(rows.numpy())), faults=faults)
+
+    def fault_of(self, row: int) -> str | None:
+        return self.faults.get(row)
 
     def matrix(self, names: Sequence[str]) -> np.ndarray:
         """Return columns of numbers as (rows, columns) in float64; NaN if missing."""
@@ -162,29 +166,31 @@ class EncodedInputs(TensorInputs):
         assert self.source_rows is not None
         return self.source.take(self.source_rows)
 
+    def fault_of(self, row: int) -> str | None:
+        assert self.source is not None
+        assert self.source_rows is not None
+        return self.source.fault_of(int(self.source_rows[row]))
 
-def read_records(where: Path | str, table: pa.Table, roles: Roles, numbers: RowNumbers = None) -> RecordInputs:
-    """Return the records of a table; ``numbers`` are the row numbers in messages, by default positions."""
-    columns = {name: CONVERTED[role](table[name], name, where, numbers) for name, role in roles.used.items()}
+
+def read_records(table: pa.Table, roles: Roles, bad: BadRows) -> RecordInputs:
+    """Return the records of a table; rows with a word among numbers are added to ``bad``."""
+    columns = {name: CONVERTED[role](table[name], name, bad) for name, role in roles.used.items()}
     dates = frozenset(name for name in roles.of("number") if _is_date(table[name].type))
-    return RecordInputs(pa.table(columns), roles, dates)
+    return RecordInputs(pa.table(columns), roles, dates, dict(bad.found()))
 
 
 def _is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def as_numbers(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
-    """Return a column as float64: dates as days, booleans as 0 and 1, infinities and missing markers as null.
-
-    ``numbers`` are the row numbers in messages, by default positions.
-    """
+def as_numbers(column: Any, name: str, bad: BadRows) -> Any:
+    """Return a column as float64: dates as days, booleans as 0 and 1, infinities and missing markers as null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
         kind = column.type
     if is_string(kind):
-        return _parsed(column, name, where, numbers)
+        return _parsed(column, name, bad)
     try:
         if _is_date(kind):
             seconds = column.cast(pa.timestamp("us")).cast(pa.int64())
@@ -197,12 +203,12 @@ def as_numbers(column: Any, name: str, where: Path | str, numbers: RowNumbers = 
         else:
             values = column.cast(pa.float64(), safe=False)
     except pa.ArrowException as error:
-        raise _misfit(name, where, kind, "numbers", "numbers") from error
+        raise _misfit(name, bad.where, kind, "numbers", "numbers") from error
     return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
 
 
-def _parsed(column: Any, name: str, where: Path | str, numbers: RowNumbers) -> Any:
-    """Return strings as numbers; raise if one is neither a number nor a missing marker."""
+def _parsed(column: Any, name: str, bad: BadRows) -> Any:
+    """Return strings as numbers; rows with neither a number nor a missing marker are added to ``bad``."""
     trimmed = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
     known = pc.if_else(is_missing(trimmed), pa.scalar(None, pa.large_string()), trimmed)
     if are_truth(known):
@@ -210,19 +216,20 @@ def _parsed(column: Any, name: str, where: Path | str, numbers: RowNumbers) -> A
     try:
         values = known.cast(pa.float64())
     except pa.ArrowInvalid:
+        hint = f" (for words write {setting('data.columns.categories', [name])})" if can_set() else ""
+        found: list[float | None] = []
         for row, cell in enumerate(known.to_pylist()):
             try:
-                float(cell or 0)
-            except ValueError as error:
-                raise DataError(
-                    f"column {name!r} of {where} holds {cell[:40]!r} at row {_number(row, numbers)}; expected a number "
-                    f"or an empty cell; fix the cell, or write {setting('data.columns.categories', [name])}."
-                ) from error
-        values = pa.chunked_array([[None if cell is None else float(cell) for cell in known.to_pylist()]], pa.float64())
+                found.append(None if cell is None else float(cell))
+            except ValueError:
+                found.append(None)
+                bad.add(row, f"column {name!r} holds {cell[:40]!r}; expected a number or an empty cell{hint}")
+                hint = ""  # once is enough
+        values = pa.chunked_array([found], pa.float64())
     return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
 
 
-def as_categories(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
+def as_categories(column: Any, name: str, bad: BadRows) -> Any:
     """Return a column as strings, integers without a decimal point; missing markers are null.
 
     Booleans are in lower case, as Arrow writes them.
@@ -239,57 +246,53 @@ def as_categories(column: Any, name: str, where: Path | str, _numbers: RowNumber
     try:
         strings = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
     except pa.ArrowException as error:
-        raise _misfit(name, where, kind, "strings or numbers", "categories") from error
+        raise _misfit(name, bad.where, kind, "strings or numbers", "categories") from error
     strings = pc.if_else(is_truth(strings), pc.utf8_lower(strings), strings)
     return pc.if_else(is_missing(strings), pa.scalar(None, pa.large_string()), strings)
 
 
-def as_text(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
+def as_text(column: Any, name: str, bad: BadRows) -> Any:
     """Return a column as strings; blank strings are missing."""
     if is_list(column.type) or pa.types.is_struct(column.type) or pa.types.is_binary(column.type):
-        raise _misfit(name, where, column.type, "text", "text")
+        raise _misfit(name, bad.where, column.type, "text", "text")
     try:
         strings = column.cast(pa.large_string())
     except pa.ArrowException as error:
-        raise _misfit(name, where, column.type, "text in UTF-8", "text") from error
+        raise _misfit(name, bad.where, column.type, "text in UTF-8", "text") from error
     blank = pc.equal(pc.utf8_trim_whitespace(strings), "")
     return pc.if_else(blank, pa.scalar(None, pa.large_string()), strings) if pc.any(blank).as_py() else strings
 
 
-def as_vectors(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
+def as_vectors(column: Any, name: str, bad: BadRows) -> Any:
     """Return a column of number lists as lists of equal length; an empty cell or one with NaN is refused."""
     kind = column.type
     if not is_list(kind):
-        raise _misfit(name, where, kind, "lists of numbers", "vectors")
+        raise _misfit(name, bad.where, kind, "lists of numbers", "vectors")
     column = column.combine_chunks()
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     width = int(np.bincount(lengths.astype(np.int64)).argmax())
     if width == 0 or (lengths != width).any():
         row = int((lengths != max(width, 1)).argmax())
+        hint = f", or write {setting('data.columns.ignore', [name])}" if can_set() else ""
         raise DataError(
-            f"column {name!r} of {where} has {lengths[row]} numbers at row {_number(row, numbers)}; expected "
-            f"{max(width, 1)} in each row, like most rows; fix the row, or write "
-            f"{setting('data.columns.ignore', [name])}."
+            f"column {name!r} of {bad.where} has {lengths[row]} numbers at row {bad.numbered([row])[0]}; expected "
+            f"{max(width, 1)} in each row, like most rows; fix the row{hint}."
         )
     try:
         flat = pc.list_flatten(column).cast(pa.float32(), safe=False)
     except pa.ArrowException as error:
-        raise _misfit(name, where, kind, "lists of numbers", "vectors") from error
+        raise _misfit(name, bad.where, kind, "lists of numbers", "vectors") from error
     finite = np.isfinite(pc.fill_null(flat, np.nan).to_numpy(zero_copy_only=False)).reshape(-1, width).all(axis=1)
     if not finite.all():
-        row = _number(int(finite.argmin()), numbers)
+        (row,) = bad.numbered([int(finite.argmin())])
         raise DataError(
-            f"column {name!r} of {where} has an empty cell, NaN or infinity at row {row}; expected numbers; fix or "
+            f"column {name!r} of {bad.where} has an empty cell, NaN or infinity at row {row}; expected numbers; fix or "
             "remove the row."
         )
     return pa.FixedSizeListArray.from_arrays(flat, width)
 
 
-def _number(row: int, numbers: RowNumbers) -> int:
-    return row if numbers is None else int(numbers[row])
-
-
-def _misfit(name: str, where: Path | str, kind: pa.DataType, expected: str, setting: str) -> DataError:
+def _misfit(name: str, where: str, kind: pa.DataType, expected: str, setting: str) -> DataError:
     return DataError(
         f"column {name!r} of {where} is of type {kind}; expected {expected}; convert it, or remove it from "
         f"data.columns.{setting}."

@@ -124,7 +124,10 @@ def as_input_tensor(x: Any) -> Tensor:
     values = _plain_tensor(x.detach()) if isinstance(x, Tensor) else _numeric(as_array_of_inputs(x))
     _refuse_empty(values)
     if values.ndim == 1:
-        raise DataError(f"x has shape {tuple(values.shape)}; expected one row per example; reshape it to (n, 1).")
+        raise DataError(
+            f"x has shape {tuple(values.shape)}; expected one row per example; pass x[None] if x is one example, or "
+            "x[:, None] if each number is one."
+        )
     if values.ndim == 4 or (values.dtype == torch.uint8 and values.ndim == 3):
         values = channels_first(values)
     if values.dtype == torch.uint8 and values.ndim >= 3:

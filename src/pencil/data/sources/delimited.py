@@ -101,12 +101,16 @@ def find_delimiter(sample: str, candidates: tuple[str, ...] = DELIMITERS, *, who
 
 
 def read_delimited(
-    path: Path, dialect: Dialect, texts: Collection[str] = (), on_bad_rows: OnBadRows = "error"
+    path: Path,
+    dialect: Dialect,
+    texts: Collection[str] = (),
+    on_bad_rows: OnBadRows = "error",
+    numbers: Collection[str] = (),
 ) -> Numbered:
     """Read a table from a text file; empty cells are missing, and quoted cells may contain line breaks.
 
     The columns ``texts`` are read exactly as written. Unless the delimiter is a comma, columns such as ``3,14`` are
-    numbers.
+    numbers, and so are such cells of the columns ``numbers``, whatever their other cells hold.
     """
     if dialect.encoding in GUESSED:
         warn(
@@ -122,21 +126,28 @@ def read_delimited(
         if lines.found:
             lines.settle(path, on_bad_rows, table.num_rows)
     table = _as_meant(table)
-    table = table if dialect.delimiter == "," else with_decimal_commas(table, texts)
+    table = table if dialect.delimiter == "," else with_decimal_commas(table, texts, numbers)
     return Numbered(table, lines.numbers(0, table.num_rows))
 
 
-def with_decimal_commas(table: pa.Table, texts: Collection[str] = ()) -> pa.Table:
-    """Return the table with text columns such as ``3,14`` as numbers; ``texts`` stay as they are."""
+def with_decimal_commas(table: pa.Table, texts: Collection[str] = (), numbers: Collection[str] = ()) -> pa.Table:
+    """Return the table with text columns such as ``3,14`` as numbers; ``texts`` stay as they are.
+
+    In a column of ``numbers`` with other cells too, ``3,14`` becomes ``3.14``.
+    """
     match = partial(pc.match_substring_regex, pattern=DECIMAL_COMMA)
     for place, name in enumerate(table.column_names):
         column = table[name]
         if name in texts or not pa.types.is_string(column.type) or column.null_count == len(column):
             continue
         plain = pc.utf8_trim_whitespace(column)
-        if pc.any(pc.match_substring(plain, ",")).as_py() and pc.all(match(plain)).as_py():
-            numbers = pc.replace_substring(plain, ",", ".").cast(pa.float64())
-            table = table.set_column(place, name, numbers)
+        if not pc.any(pc.match_substring(plain, ",")).as_py():
+            continue
+        fits, with_points = match(plain), pc.replace_substring(plain, ",", ".")
+        if pc.all(fits).as_py():
+            table = table.set_column(place, name, with_points.cast(pa.float64()))
+        elif name in numbers:
+            table = table.set_column(place, name, pc.if_else(fits, with_points, column))
     return table
 
 

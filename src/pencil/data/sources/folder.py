@@ -19,6 +19,7 @@ from pencil.data.rows import SPLIT_NAMES, Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.regular_files import refuse_undecodable
 from pencil.errors import DataError, DataWarning, warn
+from pencil.terminal import agreed
 
 
 def read(folder: Path, settings: DataSettings) -> Rows:
@@ -90,8 +91,10 @@ def _without_empty(folder: Path, images: Mapping[str, np.ndarray]) -> dict[str, 
             "check the folder."
         )
     if empty:
+        several = "contain no images and are not used as classes"
         warn(
-            f"{len(empty)} of {len(images)} sub-folders of {folder} contain no images and are not used as classes: "
+            f"{len(empty)} of {len(images)} sub-folders of {folder} "
+            f"{agreed(len(empty), 'contains no images and is not used as a class', several)}: "
             f"{shorten(list(map(repr, empty)))}",
             DataWarning,
         )

@@ -117,6 +117,8 @@ def rows_of_table(
         own_keys: np.ndarray | None
         if inputs is None:
             inputs, own_keys = _inputs(table, columns, settings.root, bad, labelled=labelled, closed=new)
+            if new and inputs.records is not None and settings.bad_rows == "error":
+                bad.refuse(total=table.num_rows)
             add_without_text(inputs, bad)
         else:
             own_keys = read_keys(table, columns, bad)
@@ -201,7 +203,7 @@ def read_columns(
     keys = keys_or_numbers(table, columns, bad)
     taken = taken_names(columns, table.column_names, labelled=labelled)
     roles = find_roles(bad.where, table, columns.roles, taken, closed=closed and columns.encoded)
-    return read_records(bad.where, table, roles, bad.numbers), keys
+    return read_records(table, roles, bad), keys
 
 
 def _inputs(

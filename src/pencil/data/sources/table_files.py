@@ -50,7 +50,7 @@ def read_rows(path: Path, settings: DataSettings, *, labelled: bool = True) -> T
             dialect = delimited.find_dialect(path, settings.delimiter)
             texts = _read_as_text(path, dialect, columns, labelled)
             bad_rows = settings.bad_rows if labelled else "error"
-            table, numbers = delimited.read_delimited(path, dialect, texts, bad_rows)
+            table, numbers = delimited.read_delimited(path, dialect, texts, bad_rows, as_names(columns.numbers))
         if table.num_rows == 0:
             raise DataError(f"{path} has no rows; expected at least one; check the file.")
         refuse_repeated_columns(path, table.column_names)
