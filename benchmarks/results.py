@@ -158,15 +158,16 @@ def result_files(out: Path) -> list[Path]:
 
 
 def failed_cells(files: list[Path]) -> list[str]:
-    """Return the cells of `pencil bench` that failed or did not run; the command itself succeeds without them."""
+    """Return why cells of `pencil bench` failed or did not run; the command itself succeeds without them."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in files if path.suffix == ".json"]
-    grids = [one for one in found if "entries" in one]
-    return [
-        f"{cell['dataset']}, {cell['noise']}, {cell['method']}: {cell['failed'] or 'not run'}"
-        for one in grids
-        for cell in one["entries"]
-        if cell["done"] < len(one["spec"]["seeds"])
-    ]
+    by_reason: dict[str, list[str]] = {}
+    for grid in (one for one in found if "entries" in one):
+        for cell in grid["entries"]:
+            if cell["done"] < len(grid["spec"]["seeds"]):
+                reasons = {str(reason).splitlines()[0] for reason in (cell["failed"] or {}).values()} or {"not run"}
+                name = f"{cell['dataset']}, {cell['noise']}, {cell['method']}"
+                by_reason.setdefault("; ".join(sorted(reasons)), []).append(name)
+    return [f"{len(cells)} cells, such as {cells[0]}: {reason}" for reason, cells in by_reason.items()]
 
 
 def machine() -> Tree:
