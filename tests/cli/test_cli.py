@@ -82,6 +82,7 @@ def test_recipes_are_listed_shown_and_run_from_a_file(home):
     assert (home / "runs/copy/summary.json").exists()
 
 
+@pytest.mark.filterwarnings("always::pencil.MethodWarning")
 def test_check_trains_nothing_and_says_the_plan(home):
     plan = json.loads(pencil("check", "digits-symmetric-50", "--json", cwd=home).stdout)
     assert plan["rows"] == {"train": 1212, "validation": 135, "test": 450}
