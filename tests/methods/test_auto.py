@@ -226,7 +226,9 @@ def test_of_few_rows_more_are_held_out_to_decide_by(rows, held_out):
 def test_without_held_out_rows_one_line_names_what_runs_instead():
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
     settings = {"method.lr": 0.07, "method.rounds": 2, "data.validation": 0.0}
-    with pytest.warns(MethodWarning, match="auto needs at least 5 held-out rows, but there are 0; the method 'pencil' runs"):
+    with pytest.warns(
+        MethodWarning, match="auto needs at least 5 held-out rows, but there are 0; the method 'pencil' runs"
+    ):
         few = pencil.fit("mlp", (points, labels), epochs=5, settings=settings).recipe
     assert few.method["name"] == "pencil" and few.method["rounds"] == 2
     assert few.method["lr"]["value"] == few.method["finetune_lr"]["start"] == 0.07
