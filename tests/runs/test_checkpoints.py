@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 
 from pencil.errors import RecipeError, RunError
+from pencil.files import read_regular
 from pencil.models.cifar import preact_resnet32
 from pencil.runs.checkpoints import CODES, Checkpoint, Checkpoints, write_part
 
@@ -288,6 +289,13 @@ def test_nothing_yet(tmp_path):
     assert Checkpoints(tmp_path / "none").newest() is None
     assert Checkpoints(tmp_path / "none").verify() == []
     assert not (tmp_path / "none").exists()
+
+
+def test_weights_may_be_larger_than_a_text_file_of_a_run(saved, monkeypatch):
+    newest = saved.newest()
+    monkeypatch.setattr(read_regular, "__defaults__", (100,))
+    assert max(one["bytes"] for one in newest.files.values()) > 100
+    assert newest.part("training")
 
 
 def test_parts_of_several_processes_make_one_checkpoint(saved):

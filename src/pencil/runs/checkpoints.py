@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pencil.errors import PencilWarning, RecipeError, RunError, explained, reason_of, warn
 from pencil.files import move, read_regular, refuse_links, remove, sync_folder
+from pencil.memory import memory_limit
 from pencil.runs.layout import FileStatus
 
 Tree = Any
@@ -71,7 +72,7 @@ class Checkpoint:
         with _explained(f"cannot read {file}"):
             if (size := file.stat().st_size) != expected["bytes"]:
                 raise RunError(f"{file} has {size:,} bytes; expected {expected['bytes']:,}.")
-            content = read_regular(file)
+            content = read_regular(file, memory_limit())  # weights of any size that the machine can hold
         if hashlib.sha256(content).hexdigest() != expected["sha256"]:
             raise RunError(f"{file} was modified: its SHA-256 differs from {MANIFEST}.")
         return content
