@@ -295,7 +295,7 @@ def test_weights_may_be_larger_than_a_text_file_of_a_run(saved, monkeypatch):
     newest = saved.newest()
     monkeypatch.setattr(read_regular, "__defaults__", (100,))
     assert max(one["bytes"] for one in newest.files.values()) > 100
-    assert newest.part("training")
+    assert newest.part("model")
 
 
 def test_parts_of_several_processes_make_one_checkpoint(saved):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pencil.cli.output import echo
-from pencil.errors import RecipeError, RunError
+from pencil.errors import RecipeError, RunError, command
+from pencil.runs.layout import is_run
 from pencil.terminal import counted
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ def build_recipe(
     """
     from pencil import recipe
 
+    if is_run(Path(what)):
+        raise RecipeError(
+            f"{what} is a run directory; expected data; name the data, or resume the run with "
+            f"{command('resume', what)}."
+        )
     tree, options = _with_length(recipe.find(what), epochs, budget), options or {}
     if method is not None and recipe.method_name(tree) != method:
         tree = {**tree, "method": {"name": method}}

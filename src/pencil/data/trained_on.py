@@ -53,7 +53,7 @@ class InputKind:
         return other.shape == self.shape or len(other.shape) == len(self.shape) > 1
 
     def refuse(self, other: "InputKind", where: str = "the data") -> None:
-        """Raise unless a network trained on this kind takes the other kind, that of the data named ``where``."""
+        """Raise DataError if a network trained on this kind cannot take the other; ``where`` names the data."""
         if not self.takes(other):
             raise DataError(f"{where} contains {other}; the run was trained on {self}; pass data of that kind.")
 

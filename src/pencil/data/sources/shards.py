@@ -25,7 +25,7 @@ from pencil.data.sources.table import rows_of_table
 from pencil.data.sources.table_files import with_label_values
 from pencil.data.sources.tar_shards import SUFFIXES as TAR
 from pencil.data.sources.tar_shards import TarIndex
-from pencil.errors import DataError, DataWarning, command, explained, reason_of, setting, warn
+from pencil.errors import DataError, DataWarning, explained, reason_of, setting, warn
 from pencil.files import refuse_irregular
 
 IN_NAME = re.compile(r"([a-z]+)[-_.]")
@@ -60,11 +60,6 @@ def refuse_misplaced(folder: Path) -> None:
     beside = _shards_in(folder, files) if inner else []
     if not (packed or within or beside) or next(find_images(folder, folder), None) is not None:
         return
-    if beside and "recipe.toml" in files:
-        raise DataError(
-            f"{folder} is a run directory; expected data; name the data, or resume the run with "
-            f"{command('resume', folder)}."
-        )
     if beside:
         raise DataError(
             f"{folder} has shards, such as {beside[0]!r}, beside the folder {min(inner)!r}; expected no folders other "
