@@ -169,9 +169,9 @@ def _method_keys(tree: Tree, trust: Trust) -> list[str]:
 def _closest(path: str, known: list[str]) -> str | None:
     """The most similar known key: the same name in another section, or a similar spelling."""
     name = path.rsplit(".", 1)[-1]
-    for candidate in known:
-        if candidate.rsplit(".", 1)[-1] == name and candidate.count(".") == path.count("."):
-            return candidate
+    elsewhere = [key for key in known if key.rsplit(".", 1)[-1] == name and key.count(".") == path.count(".")]
+    if elsewhere:
+        return elsewhere[0]
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     last = {candidate.rsplit(".", 1)[-1]: candidate for candidate in sorted(known, key=len, reverse=True)}
     alike = difflib.get_close_matches(name, last, n=1, cutoff=0.75)
