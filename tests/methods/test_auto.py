@@ -17,8 +17,9 @@ from pencil.data import Batch, Splits, from_arrays
 from pencil.errors import MethodWarning, RecipeError, TrainingError
 from pencil.methods import Auto, CrossEntropy, Outputs
 from pencil.methods.auto import LIGHT_DROPOUT
-from pencil.methods.auto_backbone import noise_share, relative_targets
+from pencil.methods.auto_backbone import noise_share, relative_targets, spread_noise, spread_noise_loss
 from pencil.methods.elr import clamped_probs, early_learning_loss
+from pencil.methods.forward import forward_loss
 from pencil.models import mlp
 from pencil.training import Trainer, TrainingSettings
 
@@ -340,6 +341,54 @@ def test_the_share_of_the_early_learning_term_is_in_the_loss():
     none, half, whole = (terms(share) for share in (0.0, 0.5, 1.0))
     assert float(none.loss) == pytest.approx(float(none.parts["classification"]))
     assert float(half.loss) == pytest.approx((float(none.loss) + float(whole.loss)) / 2)
+
+
+@pytest.mark.parametrize(("classes", "rate"), [(4, 0.3), (10, 0.8)])
+def test_the_loss_of_spread_noise_is_the_forward_loss_of_symmetric_noise(classes, rate):
+    """``T = (1 - rate) I + rate / c``, written out."""
+    logits, given = 3 * torch.randn(50, classes), torch.randint(classes, (50,))
+    transition = (1 - rate) * torch.eye(classes) + rate / classes
+    torch.testing.assert_close(spread_noise_loss(logits, given, rate), forward_loss(logits, given, transition))
+    soft = nn.functional.one_hot(given, classes).float()
+    torch.testing.assert_close(spread_noise_loss(logits, soft, rate), forward_loss(logits, given, transition))
+
+
+def test_a_label_that_the_network_rules_out_hardly_moves_it():
+    logits = torch.tensor([[12.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    forces = []
+    for rate in (0.0, 0.5):
+        (gradient,) = torch.autograd.grad(spread_noise_loss(logits, torch.tensor([1]), rate), logits)
+        forces.append(float(gradient.abs().sum()))
+    assert forces[0] == pytest.approx(2.0, abs=0.01) and forces[1] < 1e-3
+
+
+def answers(kind, rows=4000, classes=5, rate=0.4):
+    """Return confident predictions, and labels of which a fraction is wrong: spread over all classes, or mapped."""
+    generator = torch.Generator().manual_seed(5)
+    clean = torch.randint(classes, (rows,), generator=generator)
+    shift = torch.randint(0, classes, (rows,), generator=generator) if kind == "spread" else 1
+    wrong = torch.rand(rows, generator=generator) < rate
+    logits = 9.0 * nn.functional.one_hot(clean, classes) + torch.randn(rows, classes, generator=generator)
+    return logits, torch.where(wrong, (clean + shift) % classes, clean)
+
+
+def test_only_noise_without_a_direction_is_spread_noise():
+    assert 0.33 < spread_noise(answers("spread")) < 0.4  # less than is true, by about a standard error
+    assert spread_noise(answers("map")) < 0.02
+    assert spread_noise(answers("spread", rate=0.0)) == 0.0
+    assert spread_noise(answers("spread", rows=12, rate=0.1)) < 0.1
+
+
+def test_loss_correction_learns_through_random_labels():
+    """With 60 % of the labels wrong, it corrects nearly all of them; without it the state stays at no noise."""
+    plain, corrected = (
+        trainer_of(Auto(lr=0.05, loss_correction=on), rate=0.6, rows=1500, held_out=200) for on in (False, True)
+    )
+    for trainer in (plain, corrected):
+        outcome = trainer.run()
+    assert plain.method.state.spread_noise == 0.0
+    assert 0.3 < corrected.method.state.spread_noise < 0.8
+    assert right(outcome, corrected) > 0.9
 
 
 def test_dropout_is_light_until_training_rows_are_fitted_better_than_held_out_ones():

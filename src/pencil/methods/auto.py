@@ -22,6 +22,8 @@ from pencil.methods.auto_backbone import (
     class_frequency,
     early_learning_terms,
     noise_share,
+    spread_noise,
+    spread_noise_loss,
     z_score,
 )
 from pencil.methods.auto_state import AutoState
@@ -73,6 +75,10 @@ class Auto(Method):
     early_learning
         Largest weight of ELR's regulariser in the backbone phase of single-label data. The weight is scaled by the
         share of label noise in the network's disagreement with held-out labels.
+    loss_correction
+        Replace cross-entropy in the backbone phase of single-label data by the forward loss (Patrini et al. 2017) of
+        labels drawn at random. Their fraction is estimated on held-out rows after every epoch. For large data with many
+        random labels; noise that prefers some classes to others is left to ELR's regulariser.
     patience, max_backbone
         The backbone phase ends after this many epochs without better predictions of held-out labels, once predictions
         are worse by more than a standard error. It ends at the latest at this fraction of the budget (for multi-label
@@ -115,6 +121,7 @@ class Auto(Method):
         lr: NonNegative = 0.02,
         warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         early_learning: NonNegative = 3.0,
+        loss_correction: bool = False,
         patience: Annotated[int, Field(ge=1)] = 4,
         max_backbone: Fraction = 1.0,
         pace: Fraction = 0.3,
@@ -127,6 +134,7 @@ class Auto(Method):
     ):
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
         self.early_learning, self.patience, self.max_backbone = early_learning, patience, max_backbone
+        self.loss_correction = loss_correction
         self.anchored, self.divergence, self.warmup, self.dropout = anchored, divergence, warmup, dropout
         self.requirements = replace(type(self).requirements, ema=ema, dropout=dropout)
 
@@ -180,13 +188,18 @@ class Auto(Method):
     # ---- losses and label updates
 
     def backbone_loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """Eq. 1 on the given labels; for single-label data plus ELR's regulariser, with targets in the label store."""
+        """Eq. 1 or the forward loss; for single-label data plus ELR's regulariser, with targets in the label store."""
         assert self.labels is not None
-        loss, state = self.form.given_loss(outputs.logits, batch.given_labels), self.state
+        state, rate = self.state, self.state.spread_noise
+        if rate:
+            loss = spread_noise_loss(outputs.logits, batch.given_labels, rate)
+        else:
+            loss = self.form.given_loss(outputs.logits, batch.given_labels)
         if self.frequency is None:
             return Terms(loss)
         stored = self.labels.to_probs(self.labels[batch.rows])
         weight = self.early_learning * (1.0 if state.early_learning_share is None else state.early_learning_share)
+        weight *= (1 - rate) ** 2  # the loss itself learns less from labels, and ELR's targets would win
         return early_learning_terms(loss, outputs.logits, stored, state.done, self.frequency, weight)
 
     def update_targets(self, targets: Tensor | None, batch: Batch, _label_step: float) -> None:
@@ -315,6 +328,7 @@ class Auto(Method):
             return False
         if self.pacing.early_learning:  # a memorising network disagrees more: the share may not fall
             state.early_learning_share = max(noise_share(held_out), state.early_learning_share or 0.0)
+            state.spread_noise = spread_noise(held_out) if self.loss_correction else 0.0
         by_row = self.form.log_likelihoods(held_out)
         self._keep_if_best(context, held_out, by_row)
         ended = (state.done - state.best_epoch >= self.patience and self._gain(by_row) < -1) or (

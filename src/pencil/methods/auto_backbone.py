@@ -3,10 +3,18 @@
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from pencil.data.given.given_labels import hard_labels, has_tie
-from pencil.labels.noise_model import disagreement_of_surest
+from pencil.data.given.given_labels import as_distribution, hard_labels, has_tie
+from pencil.labels.losses import log_probs, row_dot
+from pencil.labels.noise_model import (
+    CONFIDENT_FRACTION,
+    MANY_CLASSES,
+    direction,
+    disagreement_of_surest,
+    noise_shape,
+)
 from pencil.labels.protocol import HeldOut
 from pencil.methods.base import Terms
 from pencil.methods.elr import clamped_probs, early_learning_loss, moved_targets
@@ -89,6 +97,32 @@ def noise_share(held_out: HeldOut) -> float:
     logits, given = held_out[0], hard_labels(held_out[1])
     wrong = float((logits.argmax(dim=1) != given).double().mean())
     return min(1.0, max(0.0, disagreement_of_surest(logits, given)) / wrong) if wrong else 0.0
+
+
+def spread_noise(held_out: HeldOut) -> float:
+    """Return the fraction of labels that noise without a direction certainly draws at random from all classes.
+
+    It is the disagreement with the surest predictions minus a standard error, less the noise that prefers some classes
+    to others (:func:`pencil.labels.noise_model.direction`). An overestimate would let the network ignore hard rows.
+    """
+    logits, given = held_out[0], hard_labels(held_out[1])
+    classes = logits.shape[1]
+    wrong = max(0.0, disagreement_of_surest(logits, given))
+    wrong -= math.sqrt(wrong * (1 - wrong) / max(1.0, CONFIDENT_FRACTION * len(given)))
+    if wrong <= 0 or classes > MANY_CLASSES:
+        return 0.0
+    return min(1.0, wrong * classes / (classes - 1)) * (1 - direction(noise_shape(logits, given)))
+
+
+def spread_noise_loss(logits: Tensor, given_labels: Tensor, rate: float) -> Tensor:
+    """``CE(y_hat, (1 - rate) * f + rate / c)``: the fraction ``rate`` of labels is drawn at random from all classes.
+
+    The forward loss (Patrini et al. 2017) of symmetric noise. A label that the network considers impossible has hardly
+    any gradient, so the network learns it late.
+    """
+    classes, log_f = logits.shape[1], log_probs(logits)
+    log_given = torch.logaddexp(log_f + math.log1p(-rate), log_f.new_tensor(rate / classes).log())
+    return -row_dot(as_distribution(given_labels, classes).to(log_f), log_given).mean()
 
 
 def z_score(gain: Tensor) -> float:

@@ -16,8 +16,9 @@ class AutoState:
     ``best_*`` describe the backbone epoch that predicts held-out labels best; ``recent_likelihoods`` are the
     likelihoods of the held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior.
     ``early_learning_share`` is the current fraction of the largest weight of ELR's regulariser (None: all of it).
-    ``dropout`` is the dropout strength. ``overfitted`` says whether training rows were ever fitted clearly better than
-    held-out rows. ``choices`` are the decisions in words.
+    ``spread_noise`` is the fraction of random labels that the loss of the backbone phase assumes. ``dropout`` is the
+    dropout strength. ``overfitted`` says whether training rows were ever fitted clearly better than held-out rows.
+    ``choices`` are the decisions in words.
     """
 
     total: int
@@ -33,6 +34,7 @@ class AutoState:
     noise: NoiseModel | EntryNoise | None = None
     trust: float = 1.0
     early_learning_share: float | None = None
+    spread_noise: float = 0.0
     dropout: float = 1.0
     overfitted: bool = False
     choices: list[str] = field(default_factory=list)
