@@ -4,6 +4,7 @@ import errno
 import os
 import shlex
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -76,6 +77,8 @@ def root(
 FULL = (errno.ENOSPC, errno.EDQUOT)
 STOPPED = 75
 """Exit code of training that was interrupted and can be resumed (EX_TEMPFAIL: try again later)."""
+WORKING = "pencil-"
+"""How the names of threads begin that load data for a page (:class:`pencil.review.inputs.Background`)."""
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -94,7 +97,22 @@ def _how_to_resume(stopped: Stopped) -> list[str]:
 
 
 def main() -> None:
-    """Entry point: an error that the user can fix prints one message and exits with code 2, without a traceback."""
+    """Entry point: run the command, and end the process even while a thread loads data.
+
+    Python aborts if it exits while such a thread is in C++ code, such as an import of torch.
+    """
+    try:
+        _run()
+    except SystemExit as ended:
+        if any(thread.name.startswith(WORKING) for thread in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else 0)
+        raise
+
+
+def _run() -> None:
+    """Run the command: an error that the user can fix prints one message and exits with code 2, without a traceback."""
     try:
         with warnings.catch_warnings(), on_command_line():
             warnings.showwarning = _warn
