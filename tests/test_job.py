@@ -298,6 +298,12 @@ def test_a_damaged_run_is_named(tmp_path, name):
         pencil.open_run(tmp_path / "r")
 
 
+def test_a_misspelt_network_is_refused_before_the_data_is_read(tmp_path):
+    found = recipe.parse({"data": {"source": str(tmp_path / "missing.csv")}, "model": {"name": "mpl"}})
+    with pytest.raises(ModelError, match=r"no model 'mpl' \(did you mean 'mlp'\?\)"):
+        run_recipe(found)
+
+
 def test_images_seen_as_uint8_are_not_mistaken_for_floats():
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
     run = pencil.fit("small_cnn", (images, np.arange(40) % 2), epochs=3)

@@ -174,7 +174,11 @@ def test_a_users_own_file(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [
-        ({"name": "resnet51"}, (3, 8, 8), r"no model 'resnet51'; expected mlp, small_cnn, .*my_model.py:Net"),
+        (
+            {"name": "resnet51"},
+            (3, 8, 8),
+            r"no model 'resnet51' .did you mean 'resnet50'.*; expected mlp, small_cnn, .*my_model.py:Net",
+        ),
         ({"name": "timm/resnet18x"}, (3, 8, 8), "timm has no model 'resnet18x'"),
         ({"name": "preact_resnet32"}, (9,), "needs images"),
         ({"name": "small_cnn", "pretrained": True}, (3, 8, 8), "no pretrained weights for 'small_cnn'"),

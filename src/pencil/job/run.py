@@ -26,6 +26,7 @@ from pencil.loggers.events import Events, log_result
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import MetricsFile, Trackers, refuse_missing
 from pencil.methods import Method
+from pencil.models import refuse_unknown
 from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
 from pencil.report.page import REPORT
@@ -114,6 +115,8 @@ def run_recipe(
             job, changed_from = _resumed_job(start.path, recipe, data, model, method, allow_changed, report)
             restore = partial(resuming.restore, start.path, changed_from=changed_from)
         else:
+            if model is None:
+                refuse_unknown(recipe.model.name)  # before the data is read, which may take minutes
             loaded = load(recipe.data) if data is None else data
             if start.claims_later:
                 world.all_gather_ints(0)  # all ranks have listed the folders of the data

@@ -1,5 +1,6 @@
 """Models: backbones by name, with fresh or pretrained weights, with their own head or the attention structure."""
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ __all__ = [
     "mlp",
     "preact_resnet32",
     "provenance",
+    "refuse_unknown",
     "reinitialized",
     "resnet34_cifar",
     "small_cnn",
@@ -246,6 +248,18 @@ def _build(
     return AttentionNetwork(network, input_shape, num_classes, settings.attention_width)
 
 
+def refuse_unknown(name: str) -> None:
+    """Raise :class:`ModelError` if there is no network of this name; timm and torchvision know theirs themselves."""
+    if name in ("auto", *NAMES) or _library(name)[0] is not None or split_reference(name) is not None:
+        return
+    close = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ModelError(
+        f"there is no model {name!r}{hint}; expected {', '.join(NAMES)}, timm/NAME such as timm/convnext_tiny, "
+        "torchvision/NAME such as torchvision/resnet18, or my_model.py:Net."
+    )
+
+
 def _library(name: str) -> tuple[str | None, str]:
     """Return timm or torchvision and the name within it, or None and the unchanged name."""
     if name in TIMM:
@@ -260,12 +274,8 @@ def _own_network(
     settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int, trust: Trust
 ) -> nn.Module:
     """Build one of pencil's own networks or a user's network; neither has pretrained weights."""
+    refuse_unknown(name)
     own = split_reference(name)
-    if own is None and name != "mlp" and name not in OURS:
-        raise ModelError(
-            f"there is no model {name!r}; expected {', '.join(NAMES)}, timm/NAME such as timm/convnext_tiny, "
-            "torchvision/NAME such as torchvision/resnet18, or my_model.py:Net."
-        )
     if settings.pretrained:
         raise ModelError(f"there are no pretrained weights for {name!r}; set model.weights to a file.")
     if own is not None:
