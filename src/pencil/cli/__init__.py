@@ -97,18 +97,22 @@ def _how_to_resume(stopped: Stopped) -> list[str]:
 
 
 def main() -> None:
-    """Entry point: run the command, and end the process even while a thread loads data.
+    """Entry point: run the command, and end without the clean-up of the interpreter if threads may still run.
 
-    Python aborts if it exits while such a thread is in C++ code, such as an import of torch.
+    Everything is written by then. A thread that loads data (or torch) for a page, or a thread of a process group, would
+    abort a process that shuts down around it: a run that was saved would end with the exit code of a crash.
     """
     try:
         _run()
     except SystemExit as ended:
-        if any(thread.name.startswith(WORKING) for thread in threading.enumerate()):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ended.code if isinstance(ended.code, int) else 0)
-        raise
+        threads = any(thread.name.startswith(WORKING) for thread in threading.enumerate())
+        if not threads and "PENCIL_LAUNCHER_PID" not in os.environ:  # set by `pencil train --processes`
+            raise
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
 
 
 def _run() -> None:
