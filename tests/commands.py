@@ -5,7 +5,7 @@ import io
 import sys
 from types import SimpleNamespace
 
-from pencil.cli import main
+from pencil import cli
 
 
 def pencil(*words, cwd, code=0):
@@ -15,7 +15,7 @@ def pencil(*words, cwd, code=0):
     sys.argv = ["pencil", *map(str, words)]
     try:
         with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
+            cli.run()
     except SystemExit as stop:
         seen = stop.code or 0
     finally:

@@ -299,8 +299,8 @@ def test_a_damaged_run_is_named(tmp_path, name):
 
 
 def test_a_misspelt_network_is_refused_before_the_data_is_read(tmp_path):
-    found = recipe.parse({"data": {"source": str(tmp_path / "missing.csv")}, "model": {"name": "mpl"}})
-    with pytest.raises(ModelError, match=r"no model 'mpl' \(did you mean 'mlp'\?\)"):
+    found = recipe.parse({"data": {"source": str(tmp_path / "missing.csv")}, "model": {"name": "small_cn"}})
+    with pytest.raises(ModelError, match=r"no model 'small_cn' \(did you mean 'small_cnn'\?\)"):
         run_recipe(found)
 
 

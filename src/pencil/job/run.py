@@ -115,7 +115,7 @@ def run_recipe(
             job, changed_from = _resumed_job(start.path, recipe, data, model, method, allow_changed, report)
             restore = partial(resuming.restore, start.path, changed_from=changed_from)
         else:
-            if model is None:
+            if model is None and recipe.model.name != "auto":
                 refuse_unknown(recipe.model.name)  # before the data is read, which may take minutes
             loaded = load(recipe.data) if data is None else data
             if start.claims_later:

@@ -54,15 +54,15 @@ ENOUGH_HELD_OUT = 75
 class Auto(Method):
     """The three phases of the paper; noise rate, backbone length and label updates are estimated during training.
 
-    *Backbone*: cross-entropy on the given labels (with ELR's regulariser for single-label data), until the likelihood
-    of the held-out labels has not risen for ``patience`` epochs and is clearly below its best value. The network then
-    returns to its best epoch, and every label is set to its posterior. *Correction*: label distributions move towards
-    the posterior of the true class, given the prediction for the row and the estimated noise model
-    (:mod:`pencil.labels.noise_model`). *Fine-tuning*: the last epochs, on fixed labels. At the end every label, held
-    out or not, is set to its posterior given the training dynamics of all epochs (:mod:`pencil.labels.judging`); if the
-    network predicts held-out labels no better than chance, labels stay as given. The form of the labels
-    (:mod:`pencil.labels.forms`) and the pacing (:mod:`pencil.methods.auto_backbone`) contain the differences between
-    single-label and multi-label data.
+    *Backbone*: training on the given labels (for single-label data with ELR's regulariser, and optionally with loss
+    correction), until the likelihood of the held-out labels has not risen for ``patience`` epochs and is clearly below
+    its best value. The network then returns to its best epoch, and every label is set to its posterior. *Correction*:
+    label distributions move towards the posterior of the true class, given the prediction for the row and the estimated
+    noise model (:mod:`pencil.labels.noise_model`). *Fine-tuning*: the last epochs, on fixed labels. At the end every
+    label, held out or not, is set to its posterior given the training dynamics of all epochs
+    (:mod:`pencil.labels.judging`); if the network predicts held-out labels no better than chance, labels stay as given.
+    The form of the labels (:mod:`pencil.labels.forms`) and the pacing (:mod:`pencil.methods.auto_backbone`) contain the
+    differences between single-label and multi-label data.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Auto(Method):
     loss_correction
         Replace cross-entropy in the backbone phase of single-label data by the forward loss (Patrini et al. 2017) of
         labels drawn at random. Their fraction is estimated on held-out rows after every epoch. For large data with many
-        random labels; noise that prefers some classes to others is left to ELR's regulariser.
+        random labels and 3 to 100 classes; it can cost accuracy if noise prefers some classes to others.
     patience, max_backbone
         The backbone phase ends after this many epochs without better predictions of held-out labels, once predictions
         are worse by more than a standard error. It ends at the latest at this fraction of the budget (for multi-label
@@ -313,7 +313,7 @@ class Auto(Method):
             state.total = max(state.total, math.ceil(state.done / (1 - self.finetune)))
 
     def _is_memorising(self, context: Context) -> bool:
-        """Return whether the held-out likelihood is falling; keep the best network, and set ELR's share and dropout.
+        """Return whether the held-out likelihood is falling; keep the best network, and set what the losses need.
 
         The likelihood is computed at the best temperature, so that it measures knowledge rather than confidence. A
         network no better than chance has not learned anything that memorising could spoil.
@@ -325,6 +325,7 @@ class Auto(Method):
         if self.form.is_chance(held_out):
             if state.early_learning_share is None:  # there is no early learning to hold on to yet
                 state.early_learning_share = 0.0
+            state.spread_noise = 0.0
             return False
         if self.pacing.early_learning:  # a memorising network disagrees more: the share may not fall
             state.early_learning_share = max(noise_share(held_out), state.early_learning_share or 0.0)
@@ -450,8 +451,8 @@ class Auto(Method):
     # ---- what a run reports
 
     def metrics(self) -> dict[str, float]:
-        noise = self.state.noise
-        return {} if noise is None else {**self.form.calibration(noise), "trust": self.state.trust}
+        noise, found = self.state.noise, {"spread_noise": self.state.spread_noise} if self.loss_correction else {}
+        return found if noise is None else {**found, **self.form.calibration(noise), "trust": self.state.trust}
 
     def findings(self) -> dict[str, Any]:
         """The decisions in words, and the noise model."""

@@ -1,4 +1,4 @@
-"""The backbone phase of :class:`pencil.methods.Auto`: its pace for each form of labels, and ELR's regulariser."""
+"""The backbone phase of :class:`pencil.methods.Auto`: its pace and its losses."""
 
 import math
 from typing import NamedTuple
@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pencil.data.given.given_labels import as_distribution, hard_labels, has_tie
-from pencil.labels.losses import log_probs, row_dot
+from pencil.data.given.given_labels import hard_labels, has_tie
+from pencil.labels.losses import cross_entropy, log_probs
 from pencil.labels.noise_model import (
     CONFIDENT_FRACTION,
     MANY_CLASSES,
@@ -100,29 +100,32 @@ def noise_share(held_out: HeldOut) -> float:
 
 
 def spread_noise(held_out: HeldOut) -> float:
-    """Return the fraction of labels that noise without a direction certainly draws at random from all classes.
+    """Return the estimated fraction of labels that are drawn at random from all classes.
 
     It is the disagreement with the surest predictions minus a standard error, less the noise that prefers some classes
-    to others (:func:`pencil.labels.noise_model.direction`). An overestimate would let the network ignore hard rows.
+    to others (:func:`pencil.labels.noise_model.direction`). A weak network's mistakes count as noise too. With two
+    classes noise has no direction, and with very many it cannot be estimated: the fraction is then 0. It is also 0 if
+    labels seem to say nothing, because then the network is wrong.
     """
     logits, given = held_out[0], hard_labels(held_out[1])
     classes = logits.shape[1]
+    if not 2 < classes <= MANY_CLASSES:
+        return 0.0
     wrong = max(0.0, disagreement_of_surest(logits, given))
     wrong -= math.sqrt(wrong * (1 - wrong) / max(1.0, CONFIDENT_FRACTION * len(given)))
-    if wrong <= 0 or classes > MANY_CLASSES:
-        return 0.0
-    return min(1.0, wrong * classes / (classes - 1)) * (1 - direction(noise_shape(logits, given)))
+    rate = wrong * classes / (classes - 1)  # a label that is drawn at random may be right
+    return rate * (1 - direction(noise_shape(logits, given))) if 0 < rate < 1 else 0.0
 
 
 def spread_noise_loss(logits: Tensor, given_labels: Tensor, rate: float) -> Tensor:
-    """``CE(y_hat, (1 - rate) * f + rate / c)``: the fraction ``rate`` of labels is drawn at random from all classes.
+    """``CE(y_hat, (1 - rate) * f + rate / c)``: the fraction ``rate``, above 0, of labels is drawn at random.
 
     The forward loss (Patrini et al. 2017) of symmetric noise. A label that the network considers impossible has hardly
     any gradient, so the network learns it late.
     """
-    classes, log_f = logits.shape[1], log_probs(logits)
-    log_given = torch.logaddexp(log_f + math.log1p(-rate), log_f.new_tensor(rate / classes).log())
-    return -row_dot(as_distribution(given_labels, classes).to(log_f), log_given).mean()
+    log_f = log_probs(logits)
+    log_random = log_f.new_full((), math.log(rate / logits.shape[1]))
+    return cross_entropy(torch.logaddexp(log_f + math.log1p(-rate), log_random), given_labels)
 
 
 def z_score(gain: Tensor) -> float:

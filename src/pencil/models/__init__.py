@@ -249,10 +249,10 @@ def _build(
 
 
 def refuse_unknown(name: str) -> None:
-    """Raise :class:`ModelError` if there is no network of this name; timm and torchvision know theirs themselves."""
-    if name in ("auto", *NAMES) or _library(name)[0] is not None or split_reference(name) is not None:
+    """Raise :class:`ModelError` if there is no network of this name; timm and torchvision check their own names."""
+    if name in NAMES or _library(name)[0] is not None or split_reference(name) is not None:
         return
-    close = difflib.get_close_matches(name, NAMES, n=1)
+    close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.8)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ModelError(
         f"there is no model {name!r}{hint}; expected {', '.join(NAMES)}, timm/NAME such as timm/convnext_tiny, "

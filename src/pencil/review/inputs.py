@@ -55,7 +55,9 @@ class Background(ABC):
         """Start the work, once."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"pencil-{type(self).__name__}", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name=f"pencil-page-{type(self).__name__}", daemon=True
+                )
                 self._thread.start()
 
     @abstractmethod
