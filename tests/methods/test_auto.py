@@ -15,9 +15,16 @@ import pencil
 from pencil import recipe
 from pencil.data import Batch, Splits, from_arrays
 from pencil.errors import MethodWarning, RecipeError, TrainingError
+from pencil.labels.noise_model import log_likelihoods
 from pencil.methods import Auto, CrossEntropy, Outputs
 from pencil.methods.auto import LIGHT_DROPOUT
-from pencil.methods.auto_backbone import noise_share, relative_targets, spread_noise, spread_noise_loss
+from pencil.methods.auto_backbone import (
+    noise_share,
+    relative_targets,
+    spread_noise,
+    spread_noise_loss,
+    spread_noise_model,
+)
 from pencil.methods.elr import clamped_probs, early_learning_loss
 from pencil.methods.forward import forward_loss
 from pencil.models import mlp
@@ -386,6 +393,17 @@ def test_no_spread_noise_where_it_cannot_be_told_from_a_bad_network():
     assert spread_noise(answers("spread", classes=101)) == 0.0
     logits, given = answers("spread", rate=0.0)
     assert spread_noise((logits.roll(1, dims=1), given)) == 0.0  # all predictions are wrong
+
+
+def test_a_surer_network_does_not_look_as_if_it_memorised():
+    """Random labels become less likely with confidence in the true classes, unless the likelihood knows of them."""
+    logits, given = answers("spread", rate=0.5)
+    noise = spread_noise_model(0.5, 5)
+    sure, surer = (log_likelihoods(scale * logits, given, noise.transition).mean() for scale in (1.0, 100.0))
+    assert float(surer) == pytest.approx(float(sure), abs=0.02)
+    sure, surer = (log_likelihoods(scale * logits, given).mean() for scale in (1.0, 100.0))
+    assert float(surer) < float(sure) - 0.5
+    assert spread_noise_model(0.0, 5) is None
 
 
 def test_a_network_at_chance_has_no_spread_noise():

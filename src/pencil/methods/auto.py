@@ -24,6 +24,7 @@ from pencil.methods.auto_backbone import (
     noise_share,
     spread_noise,
     spread_noise_loss,
+    spread_noise_model,
     z_score,
 )
 from pencil.methods.auto_state import AutoState
@@ -330,7 +331,7 @@ class Auto(Method):
         if self.pacing.early_learning:  # a memorising network disagrees more: the share may not fall
             state.early_learning_share = max(noise_share(held_out), state.early_learning_share or 0.0)
             state.spread_noise = spread_noise(held_out) if self.loss_correction else 0.0
-        by_row = self.form.log_likelihoods(held_out)
+        by_row = self.form.log_likelihoods(held_out, spread_noise_model(state.spread_noise, self.task.num_classes))
         self._keep_if_best(context, held_out, by_row)
         ended = (state.done - state.best_epoch >= self.patience and self._gain(by_row) < -1) or (
             state.done >= min(self.max_backbone, self.pacing.correct_from) * state.total

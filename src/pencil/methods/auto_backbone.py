@@ -11,6 +11,7 @@ from pencil.labels.losses import cross_entropy, log_probs
 from pencil.labels.noise_model import (
     CONFIDENT_FRACTION,
     MANY_CLASSES,
+    NoiseModel,
     direction,
     disagreement_of_surest,
     noise_shape,
@@ -115,6 +116,18 @@ def spread_noise(held_out: HeldOut) -> float:
     wrong -= math.sqrt(wrong * (1 - wrong) / max(1.0, CONFIDENT_FRACTION * len(given)))
     rate = wrong * classes / (classes - 1)  # a label that is drawn at random may be right
     return rate * (1 - direction(noise_shape(logits, given))) if 0 < rate < 1 else 0.0
+
+
+def spread_noise_model(rate: float, num_classes: int) -> NoiseModel | None:
+    """Return the noise that :func:`spread_noise_loss` assumes; None if there is none.
+
+    A network that trains with this loss becomes sure of the true classes. Without the noise its predictions would say
+    less and less about held-out labels, as if it memorised.
+    """
+    if not rate:
+        return None
+    transition = (1 - rate) * torch.eye(num_classes, dtype=torch.float64) + rate / num_classes
+    return NoiseModel(rate, rate, rate, temperature=1.0, transition=transition)
 
 
 def spread_noise_loss(logits: Tensor, given_labels: Tensor, rate: float) -> Tensor:
