@@ -5,7 +5,7 @@ import io
 import sys
 from types import SimpleNamespace
 
-from pencil import cli
+from pencil.cli import main
 
 
 def pencil(*words, cwd, code=0):
@@ -15,7 +15,7 @@ def pencil(*words, cwd, code=0):
     sys.argv = ["pencil", *map(str, words)]
     try:
         with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.run()
+            main()
     except SystemExit as stop:
         seen = stop.code or 0
     finally:

@@ -14,14 +14,14 @@ from pencil.terminal import counted
 
 HEAVY = """
 import contextlib, io, json, sys
-from pencil import cli
+from pencil.cli import main
 
 for words in json.loads(sys.argv[1]):
     sys.argv = ["pencil", "labels", *words]
     written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     try:
         with contextlib.redirect_stdout(written):
-            cli.run()
+            main()
     except SystemExit as stop:
         assert not stop.code, words
     assert written.buffer.getvalue() or "--out" in words, words

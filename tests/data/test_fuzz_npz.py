@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from commands import pencil
 
-from pencil import cli
+from pencil.cli import main
 
 SEED = 20261116
 ROWS = 40
@@ -150,7 +150,7 @@ def run(*words, cwd) -> Outcome:
     code: object = 0
     try:
         with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.run()
+            main()
     except SystemExit as stop:
         code = stop.code or 0
     except BaseException:  # noqa: BLE001 - what the test looks for

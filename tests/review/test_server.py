@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from http.cookiejar import CookieJar
@@ -601,6 +602,28 @@ def test_ctrl_c_while_the_data_loads_is_a_clean_end(run, seconds):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "terminate" not in err and "Exception" not in err, err
+
+
+def test_background_work_that_catches_everything_is_stopped_too():
+    from pencil.review.inputs import Pictures
+
+    caught = threading.Event()
+
+    def load():
+        while True:
+            try:
+                while True:
+                    time.sleep(0.01)
+            except BaseException:
+                if caught.is_set():
+                    raise
+                caught.set()
+
+    pictures = Pictures(load)
+    pictures.stop()  # nothing to do
+    pictures.start()
+    pictures.stop()
+    assert caught.is_set() and pictures.state.kind == "none"
 
 
 def test_an_unexpected_failure_is_one_line(review, access, monkeypatch):

@@ -29,8 +29,8 @@ import tomli_w
 import torch
 
 import pencil
-from pencil import cli
 from pencil.auditing.sample import open_sample
+from pencil.cli import main
 from pencil.errors import PencilError, Stopped
 from pencil.files import TEMPORARY
 from pencil.recipe import parse
@@ -394,7 +394,7 @@ def run_command(words, cwd):
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("default")
-            cli.run()
+            main()
     except SystemExit as stop:
         code = int(stop.code or 0)
     except BaseException:  # noqa: BLE001 - that is what is looked for

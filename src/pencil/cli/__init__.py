@@ -4,9 +4,7 @@ import errno
 import os
 import shlex
 import sys
-import threading
 import warnings
-from contextlib import suppress
 from typing import Any
 
 import typer
@@ -78,8 +76,6 @@ def root(
 FULL = (errno.ENOSPC, errno.EDQUOT)
 STOPPED = 75
 """Exit code of training that was interrupted and can be resumed (EX_TEMPFAIL: try again later)."""
-PAGE_THREADS = "pencil-page-"
-"""Prefix of the names of threads that load data for a page (:class:`pencil.review.inputs.Background`)."""
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -98,27 +94,7 @@ def _how_to_resume(stopped: Stopped) -> list[str]:
 
 
 def main() -> None:
-    """Entry point: run the command, and end without the clean-up of the interpreter if threads may still run.
-
-    Everything is written by then. A thread that loads data (or torch) for a page, or a thread of a process group, would
-    abort a process that shuts down around it: a run that was saved would end with the exit code of a crash.
-    """
-    try:
-        run()
-    except SystemExit as ended:
-        threads = any(thread.name.startswith(PAGE_THREADS) for thread in threading.enumerate())
-        if not threads and "PENCIL_LAUNCHER_PID" not in os.environ:  # set by `pencil train --processes`
-            raise
-        if isinstance(ended.code, str):
-            sys.stderr.write(f"{ended.code}\n")
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # a full disk, a closed stream
-                stream.flush()
-        os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
-
-
-def run() -> None:
-    """Run the command: an error that the user can fix prints one message and exits with code 2, without a traceback."""
+    """Entry point: an error that the user can fix prints one message and exits with code 2, without a traceback."""
     try:
         with warnings.catch_warnings(), on_command_line():
             warnings.showwarning = _warn

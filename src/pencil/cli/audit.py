@@ -118,7 +118,7 @@ def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bo
         echo(f"{left['rows'] - left['answered']:,} of {left['rows']:,} {unit} left to label", err=True)
         try:
             announce(access, "answer", no_browser=no_browser)
-            serve_app(build_app(blind, access), listening)
+            serve_app(build_app(blind, access), listening, blind.pictures)
         except Ended:  # a signal asked for it; the results follow, but a closed terminal cannot show text
             pass
         except KeyboardInterrupt:

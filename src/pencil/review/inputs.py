@@ -3,10 +3,13 @@
 The data is loaded in a thread, because it needs torch and may take a while; the page works without it.
 """
 
+import ctypes
 import io
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +30,8 @@ SMALL_SIDE = 128
 """Maximum side of a thumbnail; images up to this size are sent without loss."""
 MAX_NUMBERS = 64
 """Maximum numbers of a vector to show."""
+STOPS_WITHIN = 0.5
+"""Seconds after which a thread is told again to stop: a destructor or other code may have caught the exception."""
 
 
 class NotShown(Exception):  # noqa: N818 - not an error: the page shows it in place of a picture
@@ -42,10 +47,7 @@ class State:
 
 
 class Background(ABC):
-    """Work that runs once in a thread, on first use: the method ``_run`` of a subclass.
-
-    The command line ends the process without waiting for it (:func:`pencil.cli.main`).
-    """
+    """Work that runs once in a thread, on first use: the method ``_run`` of a subclass."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -55,10 +57,12 @@ class Background(ABC):
         """Start the work, once."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"pencil-page-{type(self).__name__}", daemon=True
-                )
+                self._thread = threading.Thread(target=self._work, name=f"pencil-{type(self).__name__}", daemon=True)
                 self._thread.start()
+
+    def _work(self) -> None:
+        with suppress(SystemExit):  # of `stop`
+            self._run()
 
     @abstractmethod
     def _run(self) -> None:
@@ -69,6 +73,21 @@ class Background(ABC):
         self.start()
         assert self._thread is not None
         self._thread.join()
+
+    def stop(self) -> None:
+        """End the work at its next Python instruction, and wait: a thread in C++ code aborts a process that exits.
+
+        This is for the end of a process: an import that was stopped may not be possible again.
+        """
+        thread, report = self._thread, sys.unraisablehook
+        sys.unraisablehook = lambda lost: None if lost.exc_type is SystemExit else report(lost)
+        try:
+            while thread is not None and thread.is_alive():
+                identity, stop = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, stop)
+                thread.join(STOPS_WITHIN)
+        finally:
+            sys.unraisablehook = report
 
 
 class Pictures(Background):

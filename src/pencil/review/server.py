@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pencil.errors import PencilWarning, RunError, warn
 from pencil.review.guard import Access, Guard
-from pencil.review.inputs import MAX_SIDE, SMALL_SIDE, NotShown
+from pencil.review.inputs import MAX_SIDE, SMALL_SIDE, Background, NotShown
 from pencil.review.queue import SHOWN, TO_LOOK_AT, Filter
 from pencil.review.session import RefusedError, Review
 
@@ -35,11 +35,11 @@ MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 def serve(review: Review, access: Access, listening: socket.socket) -> None:
     """Serve the page of a review until Ctrl-C or SIGTERM."""
-    serve_app(build_app(review, access), listening)
+    serve_app(build_app(review, access), listening, review.pictures, review.details.neighbours)
 
 
-def serve_app(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve a page until Ctrl-C or SIGTERM."""
+def serve_app(app: ASGIApp, listening: socket.socket, *background: Background) -> None:
+    """Serve a page until Ctrl-C or SIGTERM, then stop its background work."""
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -50,7 +50,11 @@ def serve_app(app: ASGIApp, listening: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=2,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        for work in background:
+            work.stop()
 
 
 def build_app(review: Review, access: Access) -> ASGIApp:
